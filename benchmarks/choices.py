@@ -120,7 +120,7 @@ def judged(case: Case) -> tuple[str, Choice | None, str]:
         choice = None
     if choice is not None and choice.need.fits:
         return "fits", choice, ""
-    if request.runtime.servers and choice is not None:  # a search knows no servers: the remedy judges
+    if request.runtime.defaults.servers and choice is not None:  # a search knows no servers: the remedy judges
         found = remedy_of(replace(request, strategy=choice.strategy), choice.need).change
         other = str(found.strategy) if found else ""
     else:

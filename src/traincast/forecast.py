@@ -122,11 +122,11 @@ def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostMod
 
 
 def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
-    model = cost_model or default_cost_model(request.runtime.kernels)
+    model = cost_model or default_cost_model(request.runtime.kernels.measured_with)
     if isinstance(model, EventsCostModel):
         return model.with_fallback(lambda fallback: _model_for(request, fallback))
     if isinstance(model, LearnedCostModel) and not model.framework:
-        return replace(model, framework=request.runtime.kernels)
+        return replace(model, framework=request.runtime.kernels.measured_with)
     return model
 
 
@@ -257,7 +257,7 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
 
 def _choice(request: Request, cost_model: CostModel | None) -> Choice:
     """Return a strategy that fits if any does: the fastest of a few that fit, where all ranks do the same."""
-    alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.servers)
+    alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.defaults.servers)
     timed = alike and not isinstance(cost_model, EventsCostModel)
     return choose(request, seconds=_Pace(request, _model_for(request, cost_model)).seconds if timed else None)
 

@@ -72,7 +72,7 @@ NARAYANAN = {
 def forecast_seconds(run: Published) -> float:
     cluster = load_cluster("dgx-a100").with_nodes(run.nodes)
     # In 2021 and 2022 Megatron-LM launched the products of attention one by one, with a fused softmax.
-    runtime = replace(load_runtime("megatron"), attention="unfused")
+    runtime = load_runtime("megatron").patched(kernels={"attention": "unfused"})
     made = predict(
         run.model,
         cluster=cluster,

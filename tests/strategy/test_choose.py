@@ -56,7 +56,7 @@ def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str
     """From hardly any memory to enough for plain replicas; the whole space of a search is the judge."""
     request = replace(eight(global_batch=2), graph=graph_of(model), runtime=load_runtime(runtime), cluster=devices(2))
     plain = need_only(replace(request, strategy=Strategy(dp=2)))
-    fixed = request.runtime.context_bytes + request.runtime.workspace_bytes
+    fixed = request.runtime.memory.context_bytes + request.runtime.memory.workspace_bytes
     found = []
     for share in (0.6, 0.8, 0.9, 1.0):
         tight = with_memory(request, fixed + share * (plain.sure - fixed))
@@ -150,7 +150,7 @@ def test_experts_of_a_tensor_group_are_shared_out_with_its_sequence() -> None:
 
 
 def test_runtimes_habits_are_kept() -> None:
-    request = replace(eight(), runtime=replace(eight().runtime, recompute="full"))
+    request = replace(eight(), runtime=eight().runtime.patched(defaults={"recompute": "full"}))
     assert choose_strategy(request).recompute == "full"
     assert request.graph == graph_of(GPT)
 
