@@ -243,7 +243,7 @@ def _transfer(work: Transfer, kind: Cluster, links: _Links) -> tuple[Transfer, C
     return replace(work, crosses_nodes=True, sharing=end.sharing, to_stage=-1), cluster
 
 
-def plain(works: Sequence[Work]) -> list[Work]:
+def unmarked(works: Sequence[Work]) -> list[Work]:
     """``works`` without the marks of a mixed cluster, as cost models know them."""
     return [
         replace(work, axes=()) if isinstance(work, Collective) and work.axes

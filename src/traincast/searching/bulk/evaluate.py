@@ -162,7 +162,7 @@ class Bulk:
         Recomputation and offloading only add to the works of the plainest family with the same mesh and micro batch,
         whose works are all that is estimated; infinite where that one is not legal.
         """
-        plain: dict[tuple[object, ...], tuple[ShardedModel, list[tuple[BlockProgram, ...]]] | None] = {}
+        simplest_of: dict[tuple[object, ...], tuple[ShardedModel, list[tuple[BlockProgram, ...]]] | None] = {}
         apart = has_tables(self.request.graph)  # the exchange of tables depends on the number of replicas
 
         def works_of(family: Family) -> tuple[object, ...]:
@@ -171,18 +171,18 @@ class Bulk:
             return (*family.works, *((family.dp,) if apart else ()), *filled)
 
         for family in every:
-            if works_of(family) not in plain:
+            if works_of(family) not in simplest_of:
                 simplest = replace(family, recompute="none", offloads_activations=False)
                 request = replace(self.request, strategy=simplest.strategy(self.request.strategy))
                 try:
                     mesh = Mesh.of(request.strategy, request.cluster)
                     model, programs = programs_of(request, mesh)
-                    plain[works_of(family)] = model, [programs, *self._hiding(request, mesh, simplest).values()]
+                    simplest_of[works_of(family)] = model, [programs, *self._hiding(request, mesh, simplest).values()]
                 except StrategyError:
-                    plain[works_of(family)] = None
-        self._enter_works(programs for found in plain.values() if found for programs in found[1])
+                    simplest_of[works_of(family)] = None
+        self._enter_works(programs for found in simplest_of.values() if found for programs in found[1])
         shares: dict[tuple[object, ...], tuple[float, Floats]] = {}
-        for key, found in plain.items():
+        for key, found in simplest_of.items():
             shares[key] = self._shares(*found) if found else (float("inf"), np.zeros(0))
         bounds = []
         for family in every:

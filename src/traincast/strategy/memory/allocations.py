@@ -27,34 +27,34 @@ _WHOLE: Final = 2
 
 @dataclass(slots=True)
 class StepAllocations:
-    """The allocations of one microbatch: events in order, each with the number of a tensor.
+    """The allocations of one microbatch: changes of the memory in order, each with the number of a tensor.
 
-    ``events`` are ``(n, how)``: ``+1`` allocates tensor ``n``, ``-1`` frees it, ``0`` makes a gradient that stays until
-    the update. ``sizes`` are bytes; they grow with the length of the batch to the power in ``powers``. ``updates``
+    ``changes`` are ``(n, how)``: ``+1`` allocates tensor ``n``, ``-1`` frees it, ``0`` makes a gradient that stays
+    until the update. ``sizes`` are bytes; they grow with the length of the batch to the power in ``powers``. ``updates``
     are the tensors that the update makes.
     """
 
     sizes: list[float] = field(default_factory=list)
     powers: list[int] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
 
     def allocate(self, nbytes: float, *, power: int = 1) -> int:
         """Add a tensor and its allocation; return its number."""
         self.sizes.append(nbytes)
         self.powers.append(power)
-        self.events.append((len(self.sizes) - 1, 1))
+        self.changes.append((len(self.sizes) - 1, 1))
         return len(self.sizes) - 1
 
     def free(self, numbers: Iterable[int]) -> None:
         """Add the end of tensors."""
-        self.events += [(n, -1) for n in numbers]
+        self.changes += [(n, -1) for n in numbers]
 
     def gradient(self, nbytes: float, *, updated: float) -> None:
         """Add a gradient that stays until the update, which needs ``updated`` bytes for it."""
         self.sizes.append(nbytes)
         self.powers.append(0)
-        self.events.append((len(self.sizes) - 1, 0))
+        self.changes.append((len(self.sizes) - 1, 0))
         if updated:
             self.updates.append(updated)
 
@@ -89,7 +89,7 @@ def simulate(
     for number, length in enumerate(lengths):
         sizes = [size * length**power for size, power in zip(step.sizes, step.powers, strict=True)]
         where: dict[int, int] = {}
-        for n, how in step.events:
+        for n, how in step.changes:
             if how > 0:
                 where[n] = allocator.allocate(sizes[n])
             elif how < 0:
