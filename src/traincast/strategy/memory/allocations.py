@@ -30,8 +30,8 @@ class StepAllocations:
     """The allocations of one microbatch: changes of the memory in order, each with the number of a tensor.
 
     ``changes`` are ``(n, how)``: ``+1`` allocates tensor ``n``, ``-1`` frees it, ``0`` makes a gradient that stays
-    until the update. ``sizes`` are bytes; they grow with the length of the batch to the power in ``powers``. ``updates``
-    are the tensors that the update makes.
+    until the update. ``sizes`` are bytes; they grow with the length of the batch to the power in ``powers``.
+    ``updates`` are the tensors that the update makes.
     """
 
     sizes: list[float] = field(default_factory=list)
