@@ -124,8 +124,8 @@ class Bulk:
     def enter(self, entry: EvaluatedFamily, most_seconds: float = float("inf"), fitting: Fitting | None = None) -> bool:
         """Add the members that could take ``most_seconds`` at most, with their memory.
 
-        Those that do not fit without what this family recomputes and offloads are all that is added where ``fitting``
-        says which do. Returns whether larger micro batches are worth trying: not if nothing fits of all there is.
+        ``fitting`` says which ways to run the family fit without its recomputation and offloading: these are left out,
+        because both only cost time. Returns whether larger micro batches are worth trying: not if no member fits.
         """
         device = self._runs(entry.programs)[:, DEVICE].reshape(-1, PASSES)
         each = device[:, Pass.FORWARD] + device[:, Pass.BACKWARD]
@@ -157,10 +157,10 @@ class Bulk:
         return found
 
     def bounds(self, every: Sequence[Family]) -> Floats:
-        """Seconds that no member of each family can beat: the even share of a stage in what its blocks compute.
+        """Return, for each family, seconds that no member can beat: its compute, spread evenly over the stages.
 
-        Recomputation and offloading only add to the works of the plainest family with the same mesh and micro batch,
-        whose works are all that is estimated; infinite where that one is not legal.
+        Recomputation and offloading only add works. So only the works of the family without either, with the same mesh
+        and micro batch, are estimated. The bound is infinite if that family is not legal.
         """
         simplest_of: dict[tuple[object, ...], tuple[ShardedModel, list[tuple[BlockProgram, ...]]] | None] = {}
         apart = has_tables(self.request.graph)  # the exchange of tables depends on the number of replicas
@@ -256,9 +256,8 @@ class Bulk:
     def _least(self, entry: EvaluatedFamily, pieces: Blocks, group: Sequence[Way]) -> list[float]:
         """Return a lower bound of the step in seconds, for each way of a group.
 
-        A stage waits for the first microbatch, computes, and others follow it. Stage s begins when the pieces before
-        its first one have run forward. If backwards are whole, its last pass is one, after which these pieces run
-        backward.
+        A stage begins when the first microbatch has passed forward through all pieces before its own. It then computes
+        all its passes. If backwards are whole, the last microbatch must still pass backward through the same pieces.
         """
         family, stages = entry.family, entry.family.degrees.pp
         sums: dict[int, tuple[Floats, Floats]] = {}
