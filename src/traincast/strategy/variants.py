@@ -221,7 +221,7 @@ def _with_nics(kind: Cluster, end: _End, bandwidth: float, links: _Links) -> Clu
 
 
 def _as_done(work: Work, kind: Cluster, links: _Links) -> tuple[Work, Cluster]:
-    """A marked work for a rank on a node of ``kind`` that uses ``links``: the work, and the cluster to estimate it on."""
+    """A marked work for a rank on a node of ``kind`` that uses ``links``, and the cluster to estimate it on."""
     if isinstance(work, Collective):
         return _collective(work, kind, links)
     assert isinstance(work, Transfer)

@@ -125,7 +125,7 @@ class Bulk:
         """Add the members that could take ``most_seconds`` at most, with their memory.
 
         ``fitting`` says which ways to run the family fit without its recomputation and offloading: these are left out,
-        because both only cost time. Returns whether larger micro batches are worth trying: not if no member fits.
+        because both only cost time. Returns whether larger micro batches are worth trying: not if all were tried and none fits.
         """
         device = self._runs(entry.programs)[:, DEVICE].reshape(-1, PASSES)
         each = device[:, Pass.FORWARD] + device[:, Pass.BACKWARD]
