@@ -24,10 +24,10 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture.capture import sum_of
 from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
-from traincast.profiling.contention import disturbed, longest_delay_s, thread_delays_s
 from traincast.profiling.events.steps import optimizer_of
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
+from traincast.profiling.timing import disturbed, longest_delay_s, thread_delays_s
 from traincast.strategy import Lowered
 from traincast.strategy.lower import Layout
 from traincast.strategy.mesh import Axis
