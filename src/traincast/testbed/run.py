@@ -34,12 +34,11 @@ from traincast.testbed.events import (
     request_of,
     write_events,
 )
-from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
+from traincast.testbed.folder import ROW, SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans, write_row
 from traincast.testbed.network.network import NodeNetwork, loopback, shaped
 from traincast.testbed.rank.launch import Starter, launch
 from traincast.testbed.rank.recorder import SpanRow
 from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
-from traincast.testbed.row import ROW, write_row
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
 from traincast.testbed.setup import RUNTIME, lowered_of
 from traincast.testbed.trace import write_measured_trace
@@ -270,8 +269,7 @@ def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _train_with_servers(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each worker and each parameter server."""
-    from traincast.testbed.parallel.server_spans import ServerSpan
-    from traincast.testbed.parallel.servers import nodes_of
+    from traincast.testbed.parallel.servers import ServerSpan, nodes_of
     from traincast.testbed.rank.serving import served, server_job, window_of
 
     job = server_job(request, place / CLUSTER)

@@ -35,9 +35,8 @@ from traincast.testbed.events import EVENTS_FILE
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
 from traincast.testbed.parallel.model import StageModules, layers_of, parts_of, tied_weight
-from traincast.testbed.rank.clock import now, sleep_until
 from traincast.testbed.rank.emulate import DeviceClock, Emulation, SecondsOfOperators
-from traincast.testbed.rank.recorder import SpanRecorder
+from traincast.testbed.rank.recorder import SpanRecorder, now, sleep_until
 from traincast.testbed.rank.rounds import EventRounds
 from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import lowered_of
