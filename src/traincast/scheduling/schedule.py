@@ -198,7 +198,7 @@ class Schedule(Brief):
 
     def write_jobs(self, path: Path | str) -> None:
         """Write the outcome of each job as CSV."""
-        from traincast.scheduling.output import write_jobs
+        from traincast.scheduling.queue.outcome import write_jobs
 
         write_jobs(self.outcome, Path(path))
 

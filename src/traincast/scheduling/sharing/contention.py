@@ -22,7 +22,7 @@ from traincast.scheduling.queue.run import JobRun
 from traincast.scheduling.queue.speeds import PlacedGpus
 from traincast.scheduling.sharing.step_times import StepTimes, What, Where
 from traincast.scheduling.space.free import UNIT, Allocation
-from traincast.scheduling.space.placement_rule import Placement
+from traincast.scheduling.space.placement import Placement
 
 if TYPE_CHECKING:
     from traincast.scheduling.sharing.server_programs import ServerProgram
