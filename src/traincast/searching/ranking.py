@@ -10,12 +10,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ask import JobSettings
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast, job_of
 from traincast.graph import Operator
-from traincast.report import JobForecast, JobSettings, Report
+from traincast.report import JobForecast, Report
 from traincast.report.job import power_w, price_per_s
 from traincast.report.odds import Odds, odds
 from traincast.searching.answer import Candidate, Naive, Place
@@ -36,7 +37,7 @@ def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
     base = request.strategy
     inside = max(d for d in range(1, _MOST_TENSOR + 1) if request.cluster.domain_devices % d == 0)
     plain = replace(base, dp=devices)
-    shares = request.runtime.sequence_parallel and inside > 1
+    shares = request.runtime.defaults.sequence_parallel and inside > 1
     yield "data parallel", replace(request, strategy=plain)
     if devices > 1:
         yield "sharded data parallel (ZeRO-3)", replace(request, strategy=replace(plain, zero=3))

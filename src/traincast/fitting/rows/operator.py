@@ -4,9 +4,9 @@ The name of a measured operator is ``<operation>.<phase>``. Its shapes are those
 measured a backward or a whole training step of the layer. :func:`traincast.fitting.rows.parts.parts_of` returns the
 leaf operators that such a row consists of.
 
-Rows of Traincast's own profiler describe their operator in full (``params`` has ``inputs``) and keep its name. Rows that
-measured a node of a traced graph have ``graph:<function or module path>`` as ``op``, and the shapes of inputs (``in``)
-and output (``out``) in ``params``.
+Rows of Traincast's own profiler describe their operator in full (``params`` has ``inputs``) and keep its name. Rows
+that measured a node of a traced graph have ``graph:<function or module path>`` as ``op``, and the shapes of inputs
+(``in``) and output (``out``) in ``params``.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from traincast.ask import Conditions
 from traincast.cluster import load_cluster
 from traincast.forecast import predict
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import inputs_of, materialize, traceable_of
-from traincast.simulate import Conditions
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import ends_of_steps, measure
 from traincast.strategy.program.block import Item
