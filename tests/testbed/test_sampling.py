@@ -18,9 +18,9 @@ from tests.testbed.conftest import on_linux
 from traincast.cli.resources_compare import compare as compare_verb
 from traincast.cli.run_resources import sampled_run
 from traincast.errors import FileFormatError, RequestError
+from traincast.processes.forked import ForkedProcess
 from traincast.profiling.monitor.device_counter import DeviceCounter, DeviceReader
 from traincast.testbed.folder import read_run_folder
-from traincast.testbed.rank.forked import ForkedProcess
 from traincast.testbed.rank.serving import CountedPasses, server_job, window_of
 from traincast.testbed.request import RunRequest
 from traincast.testbed.run import cluster_text, run

@@ -29,7 +29,7 @@ from traincast.profiling.events.measure import (
 )
 from traincast.profiling.events.request import EventsRequest, Message, NeededWorks, messages_of, needed_works
 from traincast.profiling.timing import disturbed
-from traincast.testbed.network.network import loopback, shaped
+from traincast.testbed.network import loopback, shaped
 from traincast.testbed.request import LOOPBACK, RunRequest
 from traincast.testbed.setup import RUNTIME
 

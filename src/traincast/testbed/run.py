@@ -20,6 +20,7 @@ from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_folder, write_json, write_text, writing
 from traincast.graph.capture.capture import require_torch
 from traincast.graph.load import load_model
+from traincast.processes.run import Starter, start_program
 from traincast.profiling.events.request import needed_works
 from traincast.profiling.machine.device import free_memory
 from traincast.profiling.monitor.device_counter import FOLDER as DEVICES
@@ -35,8 +36,8 @@ from traincast.testbed.events import (
     write_events,
 )
 from traincast.testbed.folder import ROW, SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans, write_row
-from traincast.testbed.network.network import NodeNetwork, loopback, shaped
-from traincast.testbed.rank.launch import Starter, launch
+from traincast.testbed.network import NodeNetwork, loopback, shaped
+from traincast.testbed.rank.launch import launch
 from traincast.testbed.rank.recorder import SpanRow
 from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
@@ -110,7 +111,7 @@ def run(
     output: Path,
     *,
     progress: Progress | None = None,
-    start: Starter | None = None,
+    start: Starter = start_program,
     traced: bool = True,
     place: SharedPlace | None = None,
 ) -> RunFolder:
@@ -219,7 +220,7 @@ class SharedPlace(NamedTuple):
 class _Launching(NamedTuple):
     """How and where ranks start, if not as programs in a network of their own."""
 
-    start: Starter | None
+    start: Starter
     shared: SharedPlace | None
 
 

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from traincast.collector import without_collector
 from traincast.errors import RequestError
+from traincast.processes.run import shell_code
 from traincast.profiling.monitor.device_counter import FOLDER, DeviceReader, counters, reader_of
 from traincast.profiling.monitor.network import NamespaceReader, NetworkReading, namespace_of
 from traincast.profiling.monitor.nvml import GpuReader
@@ -214,8 +215,6 @@ class Sources:
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STANDARD_ERROR: Final = 2
 """The descriptor: ``sys.stderr`` has none in a notebook."""
-_KILLED: Final = 128
-"""A command that a signal ended has this exit code plus the number of the signal, as in a shell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +322,7 @@ class _Started:
             if pid == self.pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._process.returncode = code
-                self.exit_code = code if code >= 0 else _KILLED - code
+                self.exit_code = shell_code(code)
                 self.used_s = usage.ru_utime + usage.ru_stime
         return self._process.returncode is not None
 
