@@ -294,7 +294,7 @@ def _launched(
     Returns the sampler, if the request has one, and warnings of the network.
     """
     write_text(place / "request.json", request.to_json())
-    command = [sys.executable, "-m", f"traincast.testbed.{module}", str(place / "request.json"), str(place)]
+    command = [sys.executable, "-m", f"traincast.testbed.rank.{module}", str(place / "request.json"), str(place)]
     environment = {"OMP_NUM_THREADS": str(request.threads)}
     with ExitStack() as stack:
         start, shared = launching
