@@ -1,4 +1,4 @@
-"""Two traces of Alibaba: PAI (two months of 2020, jobs made of tasks) and openb (2023, pods that share GPUs).
+"""Two logs of Alibaba: PAI (two months of 2020, jobs made of tasks) and openb (2023, pods that share GPUs).
 
 PAI's tables come without header. ``pai_task_table.csv`` has ``job_name, task_name, inst_num, status, start_time,
 end_time, plan_cpu, plan_mem, plan_gpu, gpu_type``, with ``plan_gpu`` in hundredths of a GPU for each of ``inst_num``
