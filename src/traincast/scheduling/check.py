@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from traincast.errors import FileFormatError, RequestError
-from traincast.scheduling.joblogs.source import plain
+from traincast.scheduling.joblogs.source import printable
 from traincast.scheduling.joblogs.table import Bools, Floats, JobColumns, Texts, jobs
 from traincast.scheduling.space.cluster import SharedCluster
 
@@ -76,9 +76,9 @@ def _examples(column: str, columns: JobColumns, rows: list[int], named: int) -> 
 
     def shown(row: int) -> str:
         if row in texts:
-            return repr(plain(texts[row]))
+            return repr(printable(texts[row]))
         if column in columns.texts:
-            return repr(plain(columns.texts[column][row])) if columns.texts[column][row] else "nothing"
+            return repr(printable(columns.texts[column][row])) if columns.texts[column][row] else "nothing"
         if column == "max_gpus":
             return ", ".join(f"{columns.numbers[name][row]:.15g}" for name in ("min_gpus", "num_gpus", "max_gpus"))
         value = float(columns.numbers[column][row])
@@ -86,7 +86,7 @@ def _examples(column: str, columns: JobColumns, rows: list[int], named: int) -> 
 
     def named_job(row: int) -> str:
         name = columns.texts["job_id"][row]
-        return f" (job {plain(name)})" if name else ""
+        return f" (job {printable(name)})" if name else ""
 
     examples = [f"{columns.place} {columns.lines[row]}{named_job(row)} has {shown(row)}" for row in rows[:named]]
     more = [f"{len(rows) - named:,} more"] if len(rows) > named else []
@@ -269,13 +269,13 @@ def _note_unknown_vcs(log: JobLog, cluster: SharedCluster) -> JobLog:
         return log
     count = sum(1 for name in names if name and name not in known)
     return log.with_notes(
-        f"{log.path}: {jobs(count)} of virtual clusters that the cluster does not know, {plain(unknown[0])!r} for "
+        f"{log.path}: {jobs(count)} of virtual clusters that the cluster does not know, {printable(unknown[0])!r} for "
         f"one: they have no quota, and share the nodes without owner; known are {_some(sorted(known))}"
     )
 
 
 def _some(names: list[str], shown: int = 6) -> str:
-    return ", ".join(plain(name) for name in names[:shown]) + (", …" if len(names) > shown else "")
+    return ", ".join(printable(name) for name in names[:shown]) + (", …" if len(names) > shown else "")
 
 
 def _room(log: JobLog, cluster: SharedCluster) -> Floats:
@@ -324,9 +324,9 @@ def _oversized(log: JobLog, cluster: SharedCluster, room: Floats, large: Bools, 
 
 def _wants(log: JobLog, cluster: SharedCluster, row: int, room: float) -> str:
     gpus, kind, vc = (log[name][row] for name in ("num_gpus", "gpu_type", "vc"))
-    of_type = f" of type {plain(kind)}" if kind else ""
+    of_type = f" of type {printable(kind)}" if kind else ""
     bounded = vc in cluster.quotas or any(node.vc for node in cluster.nodes)
-    within = f" for virtual cluster {plain(vc) or 'none'}" if bounded else ""
+    within = f" for virtual cluster {printable(vc) or 'none'}" if bounded else ""
     return f"asks for {gpus:g} GPU{'s' if gpus > 1 else ''}{of_type} of {room:g}{within}"
 
 
@@ -350,7 +350,7 @@ def _overload(log: JobLog, cluster: SharedCluster) -> list[str]:
     for vc, quota in sorted(cluster.quotas.items()):
         asked = float(work[names == vc].sum()) / log.span_s
         if asked > quota:
-            over.append(f"{plain(vc)} ({asked:.1f} of {quota:g} GPUs)")
+            over.append(f"{printable(vc)} ({asked:.1f} of {quota:g} GPUs)")
     if over:
         notes.append(
             f"{log.path}: overload: {len(over)} virtual cluster{'s are' if len(over) > 1 else ' is'} asked for more "
