@@ -23,8 +23,10 @@ def command_in(words: list[str], *, namespace: Path | None, cores: tuple[int, ..
     """Returns the command that runs ``words`` in ``namespace`` and on ``cores``, until this process ends.
 
     Without a namespace it runs in that of this process, without cores on all of them. If it is ``urgent``, it runs
-    before all usual processes of the machine, where that is allowed.
+    before all usual processes of the machine, where that is allowed. Only Linux can do this; elsewhere it is ``words``.
     """
+    if sys.platform != "linux":
+        return words
     place = "-" if namespace is None else str(namespace)
     pins, order = ",".join(map(str, cores)) or "-", "urgent" if urgent else "-"
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), place, pins, order, *words]

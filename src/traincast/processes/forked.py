@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from traincast.processes import Process
-from traincast.testbed.network.enter import enter
-from traincast.testbed.rank.launch import RankStart
+from traincast.processes.enter import enter
+from traincast.processes.run import Process, ProcessStart
 
 _POLL_S: Final = 0.005
 
@@ -61,15 +60,18 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def start_forked(words: Sequence[str], how: RankStart) -> Process:
+def start_forked(words: Sequence[str], how: ProcessStart) -> Process:
     """Starts ``python -m MODULE ARGUMENT…`` as a copy of this process that calls ``MODULE.main(ARGUMENT, …)``."""
     _, _, module, *arguments = words
     parent = os.getpid()
 
     def body() -> None:
-        os.setsid()
+        if how.session:
+            os.setsid()
         for number, file in ((1, how.stdout), (2, how.stderr)):
-            if file is not None:
+            if isinstance(file, int):  # DEVNULL
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            elif file is not None:
                 os.dup2(file.fileno(), number)
         os.environ.clear()
         os.environ.update(how.environment)

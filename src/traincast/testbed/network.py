@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from traincast.errors import RequestError, TraincastError
-from traincast.testbed.network.janitor import NAMESPACES, Janitor, delete_namespace, namespace_prefix, sweep
+from traincast.processes.janitor import NAMESPACES, Janitor, delete_namespace, namespace_prefix, sweep
 
 SLOWEST: Final = 125e3
 FASTEST: Final = 500e6

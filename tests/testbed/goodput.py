@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from traincast.testbed.network.network import NodeNetwork
+    from traincast.testbed.network import NodeNetwork
 
 
 def measure_messages(
