@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.errors import RequestError
 from traincast.scheduling.joblogs.read import JobLog
-from traincast.scheduling.joblogs.source import plain
+from traincast.scheduling.joblogs.source import printable
 from traincast.scheduling.joblogs.table import Bools, Floats, Texts, jobs
 from traincast.scheduling.joblogs.values import SHOWN
 from traincast.scheduling.space.cluster import SharedCluster
@@ -77,13 +77,13 @@ def _note_unknown_vcs(log: JobLog, cluster: SharedCluster) -> JobLog:
         return log
     count = sum(1 for name in names if name and name not in known)
     return log.with_notes(
-        f"{log.path}: {jobs(count)} of virtual clusters that the cluster does not know, {plain(unknown[0])!r} for "
+        f"{log.path}: {jobs(count)} of virtual clusters that the cluster does not know, {printable(unknown[0])!r} for "
         f"one: they have no quota, and share the nodes without owner; known are {_some(sorted(known))}"
     )
 
 
 def _some(names: list[str], shown: int = 6) -> str:
-    return ", ".join(plain(name) for name in names[:shown]) + (", …" if len(names) > shown else "")
+    return ", ".join(printable(name) for name in names[:shown]) + (", …" if len(names) > shown else "")
 
 
 def _room(log: JobLog, cluster: SharedCluster) -> Floats:
@@ -132,9 +132,9 @@ def _oversized(log: JobLog, cluster: SharedCluster, room: Floats, large: Bools, 
 
 def _wants(log: JobLog, cluster: SharedCluster, row: int, room: float) -> str:
     gpus, kind, vc = (log[name][row] for name in ("num_gpus", "gpu_type", "vc"))
-    of_type = f" of type {plain(kind)}" if kind else ""
+    of_type = f" of type {printable(kind)}" if kind else ""
     bounded = vc in cluster.quotas or any(node.vc for node in cluster.nodes)
-    within = f" for virtual cluster {plain(vc) or 'none'}" if bounded else ""
+    within = f" for virtual cluster {printable(vc) or 'none'}" if bounded else ""
     return f"asks for {gpus:g} GPU{'s' if gpus > 1 else ''}{of_type} of {room:g}{within}"
 
 
@@ -158,7 +158,7 @@ def _overload(log: JobLog, cluster: SharedCluster) -> list[str]:
     for vc, quota in sorted(cluster.quotas.items()):
         asked = float(work[names == vc].sum()) / log.span_s
         if asked > quota:
-            over.append(f"{plain(vc)} ({asked:.1f} of {quota:g} GPUs)")
+            over.append(f"{printable(vc)} ({asked:.1f} of {quota:g} GPUs)")
     if over:
         notes.append(
             f"{log.path}: overload: {len(over)} virtual cluster{'s are' if len(over) > 1 else ' is'} asked for more "

@@ -57,7 +57,7 @@ def replay(operators: Sequence[Operator], *, device: str, steps: int) -> tuple[l
             room -= memory_of(operator)
             if room < 0.0:
                 raise CannotRunError("there is not enough memory for all operators of a step")
-            calls.append((operator, _plain(operator, device) or executor_of(operator, device=device)))
+            calls.append((operator, _work_of_a_plan(operator, device) or executor_of(operator, device=device)))
         except CannotRunError as error:
             text = f"{operator.name} was not measured: {error}"
             failed[text] = failed.get(text, 0) + 1
@@ -69,7 +69,7 @@ def replay(operators: Sequence[Operator], *, device: str, steps: int) -> tuple[l
     return found, list(failed)
 
 
-def _plain(operator: Operator, device: str) -> Callable[[], object] | None:
+def _work_of_a_plan(operator: Operator, device: str) -> Callable[[], object] | None:
     """Return the call of a work that a plan adds to the operators of a model, or ``None``."""
     if operator.name not in ("accumulate_gradients", "cast_weights"):
         return None

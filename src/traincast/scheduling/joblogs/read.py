@@ -22,7 +22,7 @@ from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.scheduling.joblogs import alibaba, helios, native, philly, swf
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.joblogs.source import Source, open_source, plain
+from traincast.scheduling.joblogs.source import Source, open_source, printable
 from traincast.scheduling.joblogs.table import Bools, Floats, Ints, JobColumns, Texts, jobs
 from traincast.scheduling.joblogs.values import check_values
 
@@ -112,7 +112,7 @@ class JobLog:
 
     def where(self, index: int) -> str:
         """Return where a job stands in the file, and its name: ``line 12 (job philly-000010)``."""
-        return f"{self.place} {self.lines[index]} (job {plain(self.texts['job_id'][index])})"
+        return f"{self.place} {self.lines[index]} (job {printable(self.texts['job_id'][index])})"
 
     def select(self, mask: Bools) -> JobLog:
         """Return the log with only the jobs of ``mask``."""
@@ -211,7 +211,9 @@ def detect_format(source: Source) -> str:
     if known & set(source.header):
         return "native"
     others = [kind.about for name, kind in FORMATS.items() if name != "native"]
-    shown = ", ".join(repr(plain(cell, 24)) for cell in source.header[:6]) + (", …" if len(source.header) > 6 else "")
+    shown = ", ".join(repr(printable(cell, 24)) for cell in source.header[:6]) + (
+        ", …" if len(source.header) > 6 else ""
+    )
     raise FileFormatError(
         f"{source.path} is not a job log of a known format: its first line has {shown or 'nothing'}; expected the "
         f"columns job_id, submit_s, num_gpus and duration_s, or {', '.join(others)}"

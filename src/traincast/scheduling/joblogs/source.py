@@ -129,7 +129,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:120].rstrip(".")
 
 
-def plain(text: object, limit: int = 40) -> str:
+def printable(text: object, limit: int = 40) -> str:
     """Return a text of a file in a form that a message can show: one line, printable, not too long."""
     shown = "".join(c if c.isprintable() else "\ufffd" for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"

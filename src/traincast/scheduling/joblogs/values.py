@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.source import plain
+from traincast.scheduling.joblogs.source import printable
 from traincast.scheduling.joblogs.table import Bools, JobColumns, jobs
 
 MAX_SECONDS: Final = 1e11
@@ -70,9 +70,9 @@ def _examples(column: str, columns: JobColumns, rows: list[int], named: int) -> 
 
     def shown(row: int) -> str:
         if row in texts:
-            return repr(plain(texts[row]))
+            return repr(printable(texts[row]))
         if column in columns.texts:
-            return repr(plain(columns.texts[column][row])) if columns.texts[column][row] else "nothing"
+            return repr(printable(columns.texts[column][row])) if columns.texts[column][row] else "nothing"
         if column == "max_gpus":
             return ", ".join(f"{columns.numbers[name][row]:.15g}" for name in ("min_gpus", "num_gpus", "max_gpus"))
         value = float(columns.numbers[column][row])
@@ -80,7 +80,7 @@ def _examples(column: str, columns: JobColumns, rows: list[int], named: int) -> 
 
     def named_job(row: int) -> str:
         name = columns.texts["job_id"][row]
-        return f" (job {plain(name)})" if name else ""
+        return f" (job {printable(name)})" if name else ""
 
     examples = [f"{columns.place} {columns.lines[row]}{named_job(row)} has {shown(row)}" for row in rows[:named]]
     more = [f"{len(rows) - named:,} more"] if len(rows) > named else []

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
-from traincast.scheduling.joblogs.source import open_source, plain
+from traincast.scheduling.joblogs.source import open_source, printable
 from traincast.scheduling.joblogs.table import Bools, Floats, need, read_table
 from traincast.scheduling.space.cluster import NodeIndex
 from traincast.scheduling.space.nodes import MAX_GPUS_PER_NODE
@@ -197,7 +197,7 @@ def load_failure_events(path: Path | str) -> tuple[FailureEvent, ...]:
 
     for name, cells in unparsable.items():
         for row, text in cells.items():
-            raise refuse(row, name, repr(plain(text)), "expected a number")
+            raise refuse(row, name, repr(printable(text)), "expected a number")
     for name, values, sound, rule in (
         ("time_s", times, np.isfinite(times) & (times >= 0), "expected seconds from 0"),
         ("repair_s", repairs, ~(repairs < 0), "expected seconds from 0, or nothing where it never comes back"),
@@ -208,7 +208,7 @@ def load_failure_events(path: Path | str) -> tuple[FailureEvent, ...]:
             raise refuse(row, name, "nothing" if np.isnan(values[row]) else f"{values[row]:.15g}", rule)
     unknown = next((row for row, kind in enumerate(kinds) if kind not in _KINDS), None)
     if unknown is not None:
-        raise refuse(unknown, "kind", repr(plain(kinds[unknown])), f"expected {', '.join(_KINDS)}")
+        raise refuse(unknown, "kind", repr(printable(kinds[unknown])), f"expected {', '.join(_KINDS)}")
     return tuple(
         FailureEvent(
             time_s=time_s,
