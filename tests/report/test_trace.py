@@ -15,11 +15,12 @@ import pytest
 
 from tests.conftest import ChosenSeconds, graph_of, request_of, run
 from traincast import predict
+from traincast.ask import Conditions
 from traincast.errors import FileFormatError, RequestError
 from traincast.forecast import Forecast
 from traincast.graph import Operator
 from traincast.report.trace import replacing, write_trace, write_traces
-from traincast.simulate import Conditions, Timeline
+from traincast.simulate import Timeline
 from traincast.strategy import NUM_STREAMS, Category, Stream, load_runtime
 from traincast.work import Collective, Launch, Transfer, Work
 

@@ -9,9 +9,10 @@ from benchmarks.choices import fits_somewhere
 
 from tests.conftest import CNN, GPT, devices, graph_of, request_of
 from tests.searching.problems import MOE
+from traincast.ask import Training
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
-from traincast.forecast import make_request
+from traincast.resolve import resolve
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, load_runtime, lower
 from traincast.strategy.choose import choose, remedy_of, usual_runtime
 from traincast.strategy.prepare import need_only
@@ -70,7 +71,9 @@ def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str
 
 def test_what_only_sharded_parameters_make_fit_is_chosen() -> None:
     """Seven billion parameters on two devices of 80 GB: neither replicas nor sharded states fit, whole shards do."""
-    chosen = choose(make_request("llama2-7b", cluster="dgx-a100:1x2", global_batch=2, runtime="hf-trainer"))
+    chosen = choose(
+        resolve(Training("llama2-7b", cluster="dgx-a100:1x2", global_batch=2, runtime="hf-trainer")).request
+    )
     assert chosen.need.fits
     assert (chosen.strategy.dp, chosen.strategy.zero) == (2, 3)
 
