@@ -27,7 +27,7 @@ class Architecture:
 
     name: Text
     reaches: Mapping[str, Figure] = field(hash=False)
-    """Fractions of datasheet rates that kernels reach (:mod:`traincast.estimate.operators.efficiency` has the names)."""
+    """Fractions of datasheet rates that kernels reach; :mod:`traincast.estimate.operators.efficiency` names them."""
     measured: bool = True
     """Whether these fractions come from measurements of the architecture itself."""
     graphics: bool = True
