@@ -14,13 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from traincast import predict
+from traincast import RequestError, UnknownNameError, learned_cost_model, load_cluster, predict
 from traincast.cli.main import main
-from traincast.cluster import load_cluster
 from traincast.cluster.hardware import joined
 from traincast.cluster.match import is_processor, measured_name
-from traincast.errors import RequestError, UnknownNameError
-from traincast.estimate import learned_cost_model
 from traincast.fitting.collectives.table import read_collectives
 from traincast.fitting.rows.dataset import read_operators
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.test_strategies import MODELS, OPTIONS, SPREADS, check_foldings, check_refusal, check_report
 from tests.conftest import CNN, check_timeline, request_of
 from tests.searching.test_contract import compare, random_problem
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.forecast import forecast
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import runtime_names

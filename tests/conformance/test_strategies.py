@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, AnalyticalCostModel, CostModel, check_timeline, request_of
-from traincast.errors import StrategyError, UnknownNameError
-from traincast.forecast import Forecast, forecast
-from traincast.simulate import Timeline, expand, simulate
+from traincast import Forecast, StrategyError, Timeline, UnknownNameError
+from traincast.forecast import forecast
+from traincast.simulate import expand, simulate
 from traincast.strategy import PRECISIONS, SCHEDULES, Category, lower, runtime_names
 
 MOE: Final = "moe:layers=4,hidden=256,heads=8,kv_heads=4,experts=8,top_k=2,expert_ffn=512,vocab=1000,seq=128"

@@ -17,7 +17,8 @@ from tests.conftest import graph_of
 from tests.graph.test_zoo_cnn import CNNS, multiply_adds
 from tests.graph.test_zoo_transformers import matmul_parameters
 from tests.graph.training_step import built
-from traincast.graph import OperatorGraph, OpKind, Phase, zoo
+from traincast import OperatorGraph
+from traincast.graph import OpKind, Phase, zoo
 from traincast.graph.work_amount import MATRIX_KINDS, attention_fraction
 from traincast.graph.zoo import Traceable
 from traincast.graph.zoo.parts.stack import TransformerConfig  # brings our own operators with it

@@ -19,8 +19,16 @@ import pytest
 
 from tests.searching.problems import exhausted
 from tests.searching.test_explore import PARTED, by_engine, same
-from traincast.engines import ENGINES, Engine, load_engine, local_engine, ray_engine
-from traincast.errors import MissingDependencyError, RequestError, SimulationError, TraincastError, UnknownNameError
+from traincast import (
+    Engine,
+    MissingDependencyError,
+    RequestError,
+    SimulationError,
+    TraincastError,
+    UnknownNameError,
+    load_engine,
+)
+from traincast.engines import ENGINES, local_engine, ray_engine
 
 HERE = "tests.engines.workers"
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from traincast import FileFormatError, LearnedCostModel, RequestError, TraincastError
 from traincast.cluster import find_device
 from traincast.engines import local_engine
-from traincast.errors import FileFormatError, RequestError, TraincastError
-from traincast.estimate import SOURCES, LearnedCostModel
+from traincast.estimate import SOURCES
 from traincast.estimate.bundle import load_bundle, save_bundle
 from traincast.estimate.operators.cells import ANY
 from traincast.estimate.operators.families import Rates

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from traincast import RequestError, UnknownNameError
 from traincast.cluster import find_device
-from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import features, shapes_of
 from traincast.fitting.operators.examples import Rows, examples_of, vocabulary_of

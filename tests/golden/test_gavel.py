@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-from traincast.forecast import predict
+from traincast import predict
 from traincast.scheduling.estimates.stand_ins import StandIns, load_stand_ins
 from traincast.scheduling.sharing.step_times import node_of
 

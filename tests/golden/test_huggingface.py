@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.golden.huggingface_configs import PUBLISHED
+from traincast import capture
 from traincast.graph.huggingface.read import from_config
-from traincast.graph.load import load_model
 from traincast.graph.zoo import FAMILIES
 
 
@@ -28,4 +28,4 @@ def test_a_captured_graph_counts_the_same_parameters(name: str, tmp_path: Path) 
     published, config = PUBLISHED[name]
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    assert load_model(str(path), seq=1024).num_parameters == published
+    assert capture(str(path), seq=1024).num_parameters == published

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tests.conftest import GPT, AnalyticalCostModel, devices, graph_of
-from traincast.errors import CaptureError
-from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast import CaptureError, OperatorGraph, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.work_amount import MATRIX_KINDS

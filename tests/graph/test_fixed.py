@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traincast.graph import DType, OperatorGraph, OpKind, Phase
+from traincast import OperatorGraph
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.capture.capture import _trace, capture
 from traincast.graph.capture.own_modules import load_factory
 from traincast.graph.files import graph_from_dict, graph_to_dict

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.golden.huggingface_configs import PUBLISHED
 from tests.graph.huggingface_examples import EXAMPLES, LLAMA
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError
 from traincast.graph.huggingface.read import DEFAULT_SEQ, READERS, from_config, read_config
 from traincast.graph.zoo import FAMILIES
 

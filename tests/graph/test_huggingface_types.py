@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import CaptureError, RequestError
-from traincast.graph import OperatorGraph, OpKind, Phase
+from traincast import CaptureError, OperatorGraph, RequestError
+from traincast.graph import OpKind, Phase
 from traincast.graph.load import load_transformers
 
 pytestmark = pytest.mark.skipif(

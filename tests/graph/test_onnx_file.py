@@ -15,13 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from traincast import CaptureError, FileFormatError, OperatorGraph, RequestError, predict
 from traincast.cli.main import main
-from traincast.errors import CaptureError, FileFormatError, RequestError
-from traincast.forecast import predict
-from traincast.graph import OperatorGraph, Phase, zoo
+from traincast.graph import Phase, zoo
 from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402

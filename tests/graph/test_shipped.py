@@ -10,7 +10,7 @@ import pytest
 from benchmarks.graphs import PLACE, is_current
 
 from tests.conftest import GPT
-from traincast.errors import MissingDependencyError, RequestError
+from traincast import MissingDependencyError, RequestError
 from traincast.graph import cache, load, shipped, zoo
 from traincast.graph.capture import capture as capturing
 from traincast.graph.load import capture_of_zoo, load_model

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.graph.zoo import FAMILIES, Traceable, build, card, names
 from traincast.graph.zoo.images.regnet import widths_of_blocks
 

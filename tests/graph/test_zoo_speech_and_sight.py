@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.graph import OpKind, Phase, zoo
 from traincast.graph.load import capture_of_zoo, load_model
 

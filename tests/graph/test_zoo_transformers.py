@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.graph.training_step import built
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.graph.zoo import Traceable, build, card, names
 from traincast.graph.zoo.language.t5 import RelativeBias
 from traincast.graph.zoo.language.transformer import bert, deepseek, gpt, gpt_oss, llama, moe, mpt, vit

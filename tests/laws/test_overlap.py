@@ -21,10 +21,11 @@ from tests.conftest import (
     seconds_of,
     tasks_per_work,
 )
+from traincast import Operator, Request, Runtime, load_runtime
 from traincast.forecast import forecast
-from traincast.graph import Operator, OpKind, Phase
+from traincast.graph import OpKind, Phase
 from traincast.simulate import simulate
-from traincast.strategy import Category, Request, Runtime, load_runtime, lower
+from traincast.strategy import Category, lower
 from traincast.strategy.plan import Overlap
 from traincast.work import Collective, HostCopy, Launch, Work
 

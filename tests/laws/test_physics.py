@@ -9,10 +9,8 @@ from dataclasses import replace
 from benchmarks.physics import judged
 
 from tests.conftest import GPT, graph_of
-from traincast.cluster import Calibration, load_cluster
-from traincast.errors import TraincastError
+from traincast import Calibration, Strategy, TraincastError, load_cluster
 from traincast.forecast import forecast, make_request
-from traincast.strategy import Strategy
 
 PLACES = (
     "dgx-h100:1",

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.pages.conftest import Opened
-from traincast.traces.diff import Difference, TraceDiff
+from traincast import TraceDiff
+from traincast.traces.diff import Difference
 from traincast.traces.diff_page import diff_page
 
 Open = Callable[..., Opened]

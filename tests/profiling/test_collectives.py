@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.errors import RequestError
+from traincast import CollectiveRequest, RequestError
 from traincast.profiling.collectives.cases import (
     COLLECTIVES,
-    CollectiveRequest,
     bus_factor,
     cases_of,
     companions,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import Operator, RequestError
 from traincast.estimate import read_events
 from traincast.estimate.events.file import CARD, read_card, read_rows
 from traincast.estimate.events.keys import operator_key
-from traincast.graph import Operator, OpKind
+from traincast.graph import OpKind
 from traincast.journal import Journal
 from traincast.profiling.contention import quiet
 from traincast.profiling.events.measure import journal_of, measure_events, plan_events

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.graph import Operator, OpKind, Phase, TensorSpec
+from traincast import Operator, TensorSpec
+from traincast.graph import OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
 from traincast.profiling.operators.executors import BUILDERS, executor_of, memory_of, reason_not_to_run

@@ -7,10 +7,9 @@ import itertools
 import pytest
 
 from tests.scheduling.queues import queue
-from traincast.errors import SimulationError
-from traincast.scheduling import PLACEMENTS, POLICIES, Policy, SharedCluster, State, simulate
+from traincast import Policy, SharedCluster, SimulationError
+from traincast.scheduling import PLACEMENTS, POLICIES, Occupancy, Outcome, State, simulate
 from traincast.scheduling.conformance import LawBrokenError, check_outcome, check_policy, check_work
-from traincast.scheduling.queue.outcome import Occupancy, Outcome
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

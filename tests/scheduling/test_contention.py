@@ -8,18 +8,8 @@ import pytest
 
 from tests.scheduling.described import MLP, trace
 from tests.scheduling.queues import job, queue, spans
-from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling import (
-    Costs,
-    FailureEvent,
-    Failures,
-    Job,
-    PlacedGpus,
-    SharedCluster,
-    measure,
-    simulate,
-)
-from traincast.scheduling.schedule import schedule
+from traincast import Costs, FailureEvent, Failures, Job, RequestError, SharedCluster, UnknownNameError, schedule
+from traincast.scheduling import PlacedGpus, measure, simulate
 from traincast.scheduling.sharing.contention import SHARES, Guest, MeetingPlace, placement_of
 from traincast.scheduling.sharing.step_times import What, Where
 

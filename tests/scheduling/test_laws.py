@@ -6,19 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.scheduling import (
-    POLICIES,
-    Costs,
-    FailureLaw,
-    Failures,
-    Job,
-    JobRun,
-    Noisy,
-    SharedCluster,
-    State,
-    measure,
-    simulate,
-)
+from traincast import Costs, FailureLaw, Failures, Job, SharedCluster
+from traincast.scheduling import POLICIES, JobRun, Noisy, State, measure, simulate
 from traincast.scheduling.conformance import check_outcome, check_work
 from traincast.scheduling.policies.backfill import Easy
 from traincast.scheduling.space.placement import Space

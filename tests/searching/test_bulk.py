@@ -27,15 +27,13 @@ from tests.searching.problems import (
 )
 from tests.strategy.test_holdings import graph as adapted_graph
 from tests.strategy.test_holdings import head_alone
-from traincast.cluster import load_cluster
-from traincast.errors import StrategyError
-from traincast.estimate import learned_cost_model
+from traincast import Strategy, StrategyError, learned_cost_model, load_cluster
 from traincast.searching.bulk.family import Batch, EvaluatedFamily
 from traincast.searching.bulk.steps import shortened
 from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
-from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
+from traincast.strategy import SCHEDULES, lower, runtime_names
 from traincast.strategy.prepare import need_only
 
 CALIBRATED = "h100-sxm5-80gb-nanotron-ultrascale:4"

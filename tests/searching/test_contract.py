@@ -22,7 +22,7 @@ import pytest
 
 from tests.conftest import AnalyticalCostModel
 from tests.searching.problems import CNN, DEEP, MOE, TINY, all_families, evaluated, request_for, with_strategy
-from traincast.errors import StrategyError
+from traincast import Strategy, StrategyError
 from traincast.forecast import estimates_of
 from traincast.searching.bulk.steps import shortened
 from traincast.searching.bulk.whole import needs_whole_plans
@@ -31,8 +31,7 @@ from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.simulate import simulate
-from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
-from traincast.strategy.program.precision import PRECISIONS
+from traincast.strategy import PRECISIONS, SCHEDULES, lower, runtime_names
 
 BASES: Final[tuple[dict[str, Any], ...]] = (
     {},

@@ -22,12 +22,13 @@ from tests.searching.problems import (
     solved,
     strategies_of,
 )
-from traincast.engines import Engine, local_engine
+from traincast import Engine, Strategy
+from traincast.engines import local_engine
 from traincast.searching.bulk import columns
 from traincast.searching.bulk.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem, SpaceCounts, Task
-from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy import SCHEDULES
 
 BOUNDED = [
     (DEEP, 16, 32, "megatron"),

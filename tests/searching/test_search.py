@@ -13,14 +13,14 @@ import pytest
 
 from tests.conftest import AnalyticalCostModel, devices
 from tests.searching.problems import CNN, DEEP, MOE, TINY
+from traincast import Answer, RequestError, StrategyError, UnknownNameError, predict, search
 from traincast.engines import local_engine
-from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.forecast import forecast, predict
+from traincast.forecast import forecast
 from traincast.report.job import price_per_s
 from traincast.report.odds import odds
-from traincast.searching.answer import PARTS, Answer
+from traincast.searching.answer import PARTS
 from traincast.searching.places import MEMORY_REACH
-from traincast.searching.search import REACH, SEARCHERS, search
+from traincast.searching.search import REACH, SEARCHERS
 from traincast.strategy.prepare import need_only
 
 FEW = "offload=none,recompute=none|full,cp=1,micro_batch<=4"

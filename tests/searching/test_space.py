@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.searching.problems import CNN, DEEP, MOE, TINY, problem_for, solved, strategies_of, with_strategy
-from traincast.errors import StrategyError
+from traincast import Strategy, StrategyError
 from traincast.searching.problem import Problem
 from traincast.searching.space import AXES, OFFLOADS, Axes, divisors_of, meshes, usual_axes, ways
-from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy import SCHEDULES
 from traincast.strategy.prepare import layers_of, prepare
 from traincast.strategy.schedules.skeleton import skeleton
 

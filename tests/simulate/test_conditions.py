@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import check_timeline, request_of, seconds_of
-from traincast.errors import RequestError
-from traincast.simulate import Timeline, expand, simulate
-from traincast.simulate.conditions import Conditions, under, who_waits
+from traincast import Conditions, RequestError, Timeline
+from traincast.simulate import expand, simulate, under, who_waits
 from traincast.strategy import NUM_STREAMS, Plan, Stream, lower
 from traincast.strategy.plan_builder import Grain
 from traincast.work import Collective, Launch, Transfer

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import graph_of
-from traincast import predict
-from traincast.estimate import AnalyticalCostModel
-from traincast.forecast import Forecast
+from traincast import AnalyticalCostModel, Conditions, Forecast, Timeline, predict
 from traincast.report.critical_path import critical_tasks
-from traincast.simulate import Conditions, Timeline
-from traincast.strategy.plan import NUM_STREAMS, Category, Stream
+from traincast.strategy import NUM_STREAMS, Category, Stream
 from traincast.work import HostUpdate, Transfer
 
 GPT = "gpt:layers=3,hidden=256,heads=4,vocab=1000,seq=128"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import request_of
-from traincast.strategy import load_runtime
+from traincast import load_runtime
 from traincast.strategy.memory.activations import Footprint
 from traincast.strategy.prepare import prepare
 from traincast.strategy.program.block import BlockProgram

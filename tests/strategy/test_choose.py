@@ -9,10 +9,9 @@ from benchmarks.choices import fits_somewhere
 
 from tests.conftest import CNN, GPT, devices, graph_of, request_of
 from tests.searching.problems import MOE
-from traincast.cluster import load_cluster
-from traincast.errors import StrategyError
+from traincast import Request, Strategy, StrategyError, load_cluster, load_runtime
 from traincast.forecast import make_request
-from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, load_runtime, lower
+from traincast.strategy import choose_micro_batch, choose_strategy, lower
 from traincast.strategy.choose import choose, remedy_of, usual_runtime
 from traincast.strategy.prepare import need_only
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, LLAMA, request_of
-from traincast.graph import Operator, OpKind
-from traincast.strategy import Runtime, load_runtime, lower
+from traincast import Operator, Runtime, load_runtime
+from traincast.graph import OpKind
+from traincast.strategy import lower
 from traincast.strategy.program.recompute import load_recomputation
 from traincast.work import Collective
 

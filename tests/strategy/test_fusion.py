@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.graph import OperatorGraph, OpKind, Phase
+from traincast import OperatorGraph
+from traincast.graph import OpKind, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.strategy.program.fusion import fuse
 from traincast.strategy.runtime import Fusion

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from tests.testbed.conftest import namespaces_of, needs_shaping
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.testbed.network import network as networks
 from traincast.testbed.network.goodput import measure_messages
 from traincast.testbed.network.janitor import NAMESPACES, sweep
