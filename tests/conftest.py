@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.tiers import sort_into_tiers
 from traincast import (
     AnalyticalCostModel,
     Cluster,
@@ -59,6 +60,12 @@ def _own_cache(pytestconfig: pytest.Config) -> Iterator[None]:
         del os.environ["TRAINCAST_CACHE"]
     else:
         os.environ["TRAINCAST_CACHE"] = before
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the cases of long tests into the two tiers, before pytest deselects by marks."""
+    sort_into_tiers(items)
 
 
 def pytest_collection_finish() -> None:

@@ -50,6 +50,7 @@ def test_an_inspector_without_resources_is_refused(bundle: Path, capsys: pytest.
     assert "is no bundle" in said
 
 
+@pytest.mark.long(guard="resources/inspector/test_fit.py::test_simulated_runs_resume_from_their_journal")
 def test_simulated_runs_are_written_as_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call = ["resources", "simulate", "--model", "alexnet", "--workers", "1", "--json"]
     out, _ = run(capsys, *call, "--runs", "2", "-o", str(tmp_path / "runs.csv"))

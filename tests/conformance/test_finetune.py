@@ -27,6 +27,7 @@ TUNINGS: Final[tuple[tuple[str | None, tuple[str, ...], str | None], ...]] = (
 """``--lora``, ``--freeze`` and ``--quantize``."""
 
 
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("seed", range(40))
 def test_fine_tuning_runs_soundly_with_every_strategy(seed: int) -> None:
     chosen = random.Random(seed)
@@ -48,6 +49,7 @@ def test_fine_tuning_runs_soundly_with_every_strategy(seed: int) -> None:
     check_foldings(made)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_search_of_a_fine_tuned_model_means_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)

@@ -31,6 +31,7 @@ def _products(graph: OperatorGraph, n: int) -> float:
     )
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("spec", [SMALL, HYBRID])
 def test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss(spec: str) -> None:
     for depths in (0, 1, 2):

@@ -65,6 +65,7 @@ def products(graph: OperatorGraph) -> float:
     return sum(model_flops(op) * count for op, count in graph)
 
 
+@pytest.mark.long(but=2)
 @NEEDED
 @pytest.mark.parametrize(
     "name",

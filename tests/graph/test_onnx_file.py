@@ -103,6 +103,7 @@ def both(spec: str) -> tuple[OperatorGraph, OperatorGraph]:
         return load_model(str(exported(module, inputs, Path(folder, "network.onnx")))), captured(module, inputs)
 
 
+@pytest.mark.long(but=lambda spec: spec.startswith(("bert", "gpt")))
 @pytest.mark.parametrize("spec", NETWORKS)
 def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str) -> None:
     ours, theirs = both(spec)
@@ -115,6 +116,7 @@ def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str
     assert step_of(ours) == pytest.approx(step_of(theirs), rel=0.01)
 
 
+@pytest.mark.long(but=lambda spec: spec.startswith(("bert", "gpt")))
 @pytest.mark.parametrize("spec", [NETWORKS[0], NETWORKS[2], NETWORKS[4], NETWORKS[8], NETWORKS[9]])
 def test_a_file_has_the_operators_of_the_network_one_by_one(spec: str) -> None:
     ours, theirs = both(spec)
@@ -207,6 +209,7 @@ def convolutions() -> nn.Module:
     )
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("optimize", [False, True])
 @pytest.mark.parametrize(("make", "shape"), [(convolutions, (3, 8, 8)), (Both, (5, 8))])
 def test_the_new_exporter_of_pytorch_gives_the_same_operators(

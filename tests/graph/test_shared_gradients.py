@@ -79,6 +79,7 @@ def test_three_layers_are_all_traced() -> None:
     assert operators(capture(readers(3), name="three")) == operators(capture(whole(readers(3)), name="three"))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -72,6 +72,7 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
     assert f"{count_parameters(built(name)):.{digits}e}" == f"{published['parameters']:.{digits}e}"
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)  # all others run when the graphs that ship are captured
 def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
     step_on_fake(build(name), shapes, expected_shapes(name, LARGE_PRIME))

@@ -110,6 +110,7 @@ def step(model: Traceable, *, batch: int, fake: bool) -> tuple[nn.Module, Shapes
     return module, forward, backward
 
 
+@pytest.mark.long(but=lambda name: card(name).family)
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "switch-xl-4"])
 def test_parameters_are_those_published(name: str) -> None:
     published = card(name).published
@@ -163,12 +164,14 @@ def test_megatron_formula_for_parameters_holds() -> None:
         assert parameter_count(built(name)) == round(formula) + 2 * hidden  # the final norm
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_gets_a_gradient_on_meta(name: str) -> None:
     module, _, _ = step(built(SMALL[name]), batch=2, fake=False)
     assert [path for path, p in module.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_large_prime_batch_runs_on_fake_tensors(name: str) -> None:
     model = built(SMALL[name])

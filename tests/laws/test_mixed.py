@@ -76,6 +76,7 @@ def test_equal_parts_are_one_cluster_to_the_last_digit(spec: str, strategy: str)
     assert step(apart, strategy) == pytest.approx(step(whole, strategy), rel=1e-12)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=6, deadline=None)
 @given(

@@ -130,6 +130,7 @@ def test_emulated_events_are_measured_once_and_shared_by_strategies(tmp_path: Pa
     assert read_events(output).interference == 0.0
 
 
+@pytest.mark.long(guard="profiling/test_operators.py::test_a_killed_run_goes_on_where_it_stopped")
 def test_a_killed_run_resumes_from_its_journal(tmp_path: Path) -> None:
     output = tmp_path / "events"
     measure_events(EMULATED, output)

@@ -12,6 +12,7 @@ from traincast.scheduling import PLACEMENTS, POLICIES, Occupancy, Outcome, State
 from traincast.scheduling.conformance import LawBrokenError, check_outcome, check_policy, check_work
 
 
+@pytest.mark.long(but=lambda policy, placement: policy)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_with_every_placement_conforms(policy: str, placement: str) -> None:

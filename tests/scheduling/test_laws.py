@@ -30,6 +30,7 @@ def queues(draw: st.DrawFn, sizes: tuple[float, ...] = (1, 1, 2, 3, 4, 8), most:
     ]
 
 
+@pytest.mark.long(but=6)
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(jobs=queues(), placement=st.sampled_from(["pooled", "consolidated", "topology"]), seed=st.integers(0, 3))
 @pytest.mark.parametrize("policy", POLICIES)

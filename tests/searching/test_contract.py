@@ -108,6 +108,7 @@ def techniques(strategy: Strategy) -> Iterator[str]:
 SEEN: Counter[str] = Counter()
 
 
+@pytest.mark.long(but=10)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)
@@ -115,6 +116,7 @@ def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
     SEEN["problems"] += 1
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)
@@ -123,6 +125,7 @@ def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> No
     assert compare(problem, chosen)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("runtime", ["megatron", "megatron-bridge", "pytorch"])
 def test_they_agree_about_expert_traffic_that_schedules_and_runtimes_hide(runtime: str) -> None:
     """Blocks of a family depend on the schedule: DualPipe hides their traffic, others do as the runtime does."""

@@ -146,6 +146,7 @@ def test_every_searcher_finds_the_best_of_a_small_space(searcher: str) -> None:
     assert answer.best.report.step_s >= exact * (1 - 1e-9)
 
 
+@pytest.mark.long(guard="test_every_searcher_finds_the_best_of_a_small_space")
 def test_branch_and_bound_ranks_those_within_reach_as_the_exhaustive_search_does() -> None:
     bounded, whole = found(searcher="branch-and-bound", top=24), found(searcher="exhaustive", top=24)
     limit = whole.best.report.step_s * REACH
@@ -177,6 +178,7 @@ def test_the_least_memory_is_counted() -> None:
         assert candidate.tie == (candidate.report.peak_memory_bytes <= least * (1 + 1e-9))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("objective", ["cost", "energy"])
 def test_on_one_cluster_the_cheapest_is_the_fastest(objective: str) -> None:
     answer = found(objective=objective, searcher="exhaustive")
@@ -231,6 +233,7 @@ def test_a_limit_needs_the_length_of_the_job(limit: dict[str, Any]) -> None:
         found(**limit)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("limit", ["deadline_s", "budget"])
 def test_what_a_job_does_beside_its_steps_counts_within_its_limits(limit: str) -> None:
     free = found(steps=5000)
@@ -306,6 +309,7 @@ def test_progress_counts_up_to_all_parts() -> None:
     assert bounded[-1][0] <= bounded[-1][1]
 
 
+@pytest.mark.long(guard="test_the_best_is_the_fastest_of_all_that_fit")
 def test_a_cnn_and_experts_are_searched_too() -> None:
     cnn = found(CNN, cluster=devices(4), runtime="pytorch", constraint="recompute=none|full,offload=none")
     assert cnn.best.report.step_s > 0

@@ -40,6 +40,7 @@ def covered(timeline: Timeline, row: int, stream: Stream) -> float:
     return sum(end - start for start, end in spans_on(timeline, row, stream))
 
 
+@pytest.mark.long(but=2)
 @STRATEGIES
 def test_workers_and_then_servers_have_rows_with_lanes_of_their_own(strategy: str) -> None:
     forecast = made(strategy)

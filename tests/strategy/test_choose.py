@@ -49,6 +49,7 @@ def test_where_nothing_fits_the_least_hungry_is_chosen() -> None:
     assert need_only(replace(request, strategy=chosen)).load < need_only(plain).load
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("model", "runtime"), [(GPT, "hf-trainer"), (GPT, "tensorflow-xla"), (MOE, "megatron")])
 def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str, runtime: str) -> None:
     """From hardly any memory to enough for plain replicas; the whole space of a search is the judge."""

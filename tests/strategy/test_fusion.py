@@ -22,6 +22,7 @@ def traffic(graph: OperatorGraph) -> float:
 CASES = [(spec, f) for spec in (GPT, LLAMA, BERT) for f in (("norm",), ("elementwise",), ("loss",), ALL)]
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize(
     ("spec", "fusions"),
     [

@@ -46,6 +46,7 @@ def by_role(spans: list[ServerSpan]) -> dict[int, dict[tuple[int, ...], ServerSp
     return found
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize(("servers", "sharding"), [(1, "greedy"), (2, "greedy"), (2, "even")])
 def test_everything_happens_in_the_order_of_a_forecast(
@@ -93,6 +94,7 @@ def test_a_slow_worker_computes_longer_and_synchronous_workers_wait_for_it(tmp_p
     assert step_s >= 3.0 * sum(piece.forward_s + piece.backward_s for piece in PIECES) - 1e-9
 
 
+@pytest.mark.long(but=1)
 @needs_shaping
 @pytest.mark.parametrize("own_nodes", [True, False], ids=["own nodes", "nodes of workers"])
 def test_a_step_takes_as_long_as_the_link_of_the_server_needs(tmp_path: Path, own_nodes: bool) -> None:
