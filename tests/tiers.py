@@ -3,7 +3,7 @@
 - ``@pytest.mark.long(but=3)``: of the cases of a parametrised test, three spread evenly run in both tiers, the others
   in the second alone.
 - ``@pytest.mark.long(but=function)``: the function gets the parameters of a case by name and returns its family; the
-  first case of each family runs in both tiers.
+  first case of each family runs in both tiers. ``None`` is no family: such cases are all long.
 - ``@pytest.mark.long(guard="test_name")``: the whole test runs in the second tier alone; what it checks at length, the
   named test of the same file (or ``path.py::test_name``) checks in both.
 """
@@ -42,4 +42,5 @@ def _first_tier(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
     families: dict[Hashable, pytest.Function] = {}
     for case in cases:
         families.setdefault(but(**case.callspec.params), case)
+    families.pop(None, None)
     return list(families.values())

@@ -14,7 +14,7 @@ from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
 from traincast.graph.zoo import Traceable
 
-pytest.importorskip("jax")
+pytest.importorskip("jax", reason="needs JAX, which make test-all installs")
 HIDDEN, HEADS, LAYERS, SEQ, VOCAB, STEPS, WIDTH = 64, 4, 3, 16, 96, 12, 4096
 
 

@@ -107,7 +107,9 @@ def test_more_threads_than_cores_are_refused() -> None:
         measure_machine("cpu", threads=4096, repeats=3)
 
 
-@pytest.mark.long(guard="profiling/test_collectives.py::test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stopped")
+@pytest.mark.long(
+    guard="profiling/test_collectives.py::test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stopped"
+)
 def test_two_processes_measure_the_link_between_them() -> None:
     found = loopback.measure_pair("cpu", threads=1, repeats=3)
     assert set(found) == {"small", "large", "product", "copy", "product_beside", "copy_beside"}
