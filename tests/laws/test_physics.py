@@ -10,7 +10,9 @@ from benchmarks.physics import judged
 
 from tests.conftest import GPT, graph_of
 from traincast import Calibration, Strategy, TraincastError, load_cluster
-from traincast.forecast import forecast, make_request
+from traincast.ask import Training
+from traincast.forecast import forecast
+from traincast.resolve import resolve
 
 PLACES = (
     "dgx-h100:1",
@@ -42,13 +44,15 @@ def test_random_requests_stay_above_what_physics_allows() -> None:
             offload=rng.choice(((), ("optimizer",), ("activations",))),
         )
         try:
-            request = make_request(
-                graph_of(rng.choice((GPT, "resnet18"))),
-                cluster=cluster,
-                global_batch=dp * accumulate * rng.choice((1, 8, 64)),
-                precision=rng.choice(("fp32", "tf32", "amp", "bf16", "fp8")),
-                runtime=rng.choice(("pytorch", "megatron", "nanotron", "fsdp")),
-            )
+            request = resolve(
+                Training(
+                    graph_of(rng.choice((GPT, "resnet18"))),
+                    cluster=cluster,
+                    global_batch=dp * accumulate * rng.choice((1, 8, 64)),
+                    precision=rng.choice(("fp32", "tf32", "amp", "bf16", "fp8")),
+                    runtime=rng.choice(("pytorch", "megatron", "nanotron", "fsdp")),
+                )
+            ).request
             made = forecast(replace(request, strategy=strategy))
         except TraincastError:
             continue

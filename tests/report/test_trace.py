@@ -42,7 +42,9 @@ def rule(work: Work) -> float:
 
 @cache
 def timeline_of(strategy: str, *, grain: str = "operator", all_ranks: bool = False) -> Timeline:
-    runtime = replace(load_runtime("megatron"), bucket_bytes=1.0)  # a bucket per block, to have something that overlaps
+    runtime = load_runtime("megatron").patched(
+        exchange={"bucket_bytes": 1.0}
+    )  # a bucket per block, to have something that overlaps
     request = request_of(strategy, model=TINY, global_batch=8, runtime=runtime)
     return run(request, model=ChosenSeconds(rule), grain=grain, all_ranks=all_ranks)[1]
 

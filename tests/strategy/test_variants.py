@@ -9,9 +9,10 @@ import pytest
 
 from tests.conftest import graph_of
 from traincast import Cluster, load_cluster
+from traincast.ask import Training
 from traincast.cluster.hardware import joined
 from traincast.estimate.collectives.laws import nic_bandwidth
-from traincast.forecast import make_request
+from traincast.resolve import resolve
 from traincast.strategy import Lowered, Mesh, lower, parse_strategy
 from traincast.strategy.uneven import balanced_shares, joined_plans, with_variants
 from traincast.strategy.variants import Variants, plain, variants_of
@@ -113,7 +114,7 @@ def plain_on(lowered: Lowered, nodes: int) -> list[object]:
 
 
 def lowered_on(cluster: Cluster | str, text: str, batch: int = 96) -> Lowered:
-    request = make_request(graph_of(GPT), cluster=cluster, global_batch=batch, runtime="pytorch")
+    request = resolve(Training(graph_of(GPT), cluster=cluster, global_batch=batch, runtime="pytorch")).request
     strategy = parse_strategy(text, global_batch=batch)
     return with_variants(lower(replace(request, strategy=strategy), grain="operator"))
 
