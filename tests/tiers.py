@@ -20,7 +20,8 @@ def sort_into_tiers(items: Sequence[pytest.Item]) -> None:
     """Take the mark ``long`` from the cases that stay in the first tier."""
     cases: dict[tuple[pytest.Item | object, str], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and _stay(item) is not None:
+        empty = item.get_closest_marker("skip") is not None  # as pytest marks a test with no cases
+        if isinstance(item, pytest.Function) and not empty and _stay(item) is not None:
             cases.setdefault((item.parent, item.originalname), []).append(item)
     for of_one_test in cases.values():
         for item in _first_tier(of_one_test):

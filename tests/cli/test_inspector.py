@@ -23,6 +23,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit_resources([folder / "runs.csv"], output=folder / "bundle", **QUICK).bundle
 
 
+@pytest.mark.long(guard="resources/inspector/test_fit.py::test_an_inspector_is_adapted_to_another_table")
 def test_an_inspector_is_fitted_and_adapted(bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call = ["fit", "resources", str(bundle.parent / "runs.csv"), "-o", str(tmp_path / "new"), "--epochs", "1"]
     out, _ = run(capsys, *call, "--from", str(bundle), "--json")

@@ -289,6 +289,7 @@ FEW = "pp=1,cp=1,tp=1,zero=0|1,micro_batch=4|8,offload=none,recompute=none"
 TWO = (*PLACE[:2], "--cluster", "dgx-a100", "--global-batch", "1024", "--nodes", "1,2", "--constraint", FEW)
 
 
+@pytest.mark.long(guard="test_cluster_choices_are_named_with_the_job_and_its_cost")
 def test_the_table_of_clusters_is_told_to_people_programs_and_pages_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

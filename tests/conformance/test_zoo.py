@@ -205,7 +205,7 @@ DERIVED = [
 """Five models of each family with a closed form, the smallest of each other. Tacotron 2 has a test of its own."""
 
 
-@pytest.mark.long(but=lambda name: zoo.card(name).family)
+@pytest.mark.long(but=12)
 @pytest.mark.parametrize("name", DERIVED)
 def test_forward_products_follow_the_closed_form(name: str) -> None:
     graph, family = graph_of(name), zoo.card(name).family

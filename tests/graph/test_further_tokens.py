@@ -46,6 +46,7 @@ def test_a_depth_has_a_layer_three_norms_and_a_product_of_its_own() -> None:
     assert more == layers[1] - layers[0] + 2 * HIDDEN * HIDDEN + 3 * HIDDEN
 
 
+@pytest.mark.long(guard="test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss")
 def test_a_hybrid_predicts_further_tokens_by_attention_and_experts() -> None:
     plain, more = capture(HYBRID), capture(f"{HYBRID}+mtp")
     counts = [
@@ -57,6 +58,7 @@ def test_a_hybrid_predicts_further_tokens_by_attention_and_experts() -> None:
     assert added == {OpKind.ATTENTION: 1, OpKind.SCAN: 0, OpKind.GROUPED_GEMM: each}
 
 
+@pytest.mark.long(guard="test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss")
 def test_a_configuration_states_how_many_further_tokens_there_are(tmp_path: Path) -> None:
     config = {
         "model_type": "deepseek_v3",

@@ -85,6 +85,7 @@ def test_a_captured_graph_has_all_parameters_and_no_unknown_operator(name: str) 
     assert not [operator.name for operator in graph.operators if operator.attributes.get("unknown")]
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_the_captured_forward_flops_are_those_of_the_convolutions(name: str) -> None:
     forward = graph_of(name).flops(Phase.FORWARD)
@@ -107,6 +108,7 @@ def test_nnunet_multiplies_as_its_closed_form_says(name: str, widths: tuple[int,
     assert convolution_macs(built(name)) == total
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["jasper-10x5", "quartznet-10x5", "quartznet-15x5"])
 def test_every_weight_of_an_acoustic_model_is_used_once_per_pair_of_frames(name: str) -> None:
     model = built(name)

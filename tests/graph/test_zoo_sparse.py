@@ -98,6 +98,7 @@ def test_a_compressed_token_is_the_mean_of_its_group_if_all_gates_are_equal() ->
     assert torch.allclose(plain(x), values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + 1e-5))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("spec", "top_k"), [(V32, 16), (V4, None)])
 def test_an_indexer_runs_forward_only_and_its_parameters_are_held(spec: str, top_k: int | None) -> None:
     graph, module = capture(spec), build(spec).module
@@ -116,6 +117,7 @@ def test_short_sequences_are_attended_to_in_full() -> None:
     assert {op.attributes.get("window") for op in graph.operators if op.kind is OpKind.ATTENTION} == {None}
 
 
+@pytest.mark.long(guard="test_sparse_attention_counts_the_scores_of_an_equal_window")
 def test_attention_of_deepseek_v4_grows_less_than_with_the_square_of_the_sequence() -> None:
     def scores(seq: int) -> float:
         graph = capture(V4.replace("seq=64", f"seq={seq}"))
@@ -161,6 +163,7 @@ def test_dimensions_that_contradict_each_other_are_refused(spec: str, said: str)
         build(spec)
 
 
+@pytest.mark.long(guard="test_an_indexer_runs_forward_only_and_its_parameters_are_held")
 def test_a_file_of_deepseek_v4_is_captured(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(V4_CONFIG))

@@ -180,6 +180,7 @@ def test_a_large_prime_batch_runs_on_fake_tensors(name: str) -> None:
     assert all(t.shape[0] == LARGE_PRIME and t.device.type == "meta" for t in model.inputs(LARGE_PRIME))
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("name", PRESETS)
 def test_attention_is_one_operator_forward_and_one_backward(name: str) -> None:
     model = built(SMALL[name])
@@ -190,6 +191,7 @@ def test_attention_is_one_operator_forward_and_one_backward(name: str) -> None:
     assert "bmm" not in backward.names
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("bert", "vit")])
 def test_forward_flops_follow_the_closed_form(name: str) -> None:
     model, batch = built(SMALL[name]), 3

@@ -34,6 +34,7 @@ def test_other_names_of_models_of_the_zoo_are_known(written: str, name: str | No
     assert zoo_name(written) == name
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize(
     ("written", "billions"),
     [

@@ -190,6 +190,7 @@ COUNTED = [
 ]
 
 
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("all_ranks", [False, True])
 @pytest.mark.parametrize(("strategy", "runtime"), COUNTED)
 def test_gaps_are_what_a_count_of_every_instant_says(strategy: str, runtime: str, all_ranks: bool) -> None:

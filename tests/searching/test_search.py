@@ -138,6 +138,7 @@ def test_the_answer_as_plain_values_has_what_is_promised() -> None:
     assert told["searcher"] == "exhaustive"
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("searcher", [name for name in SEARCHERS if name != "exhaustive"])
 def test_every_searcher_finds_the_best_of_a_small_space(searcher: str) -> None:
     answer = found(searcher=searcher)
@@ -210,6 +211,7 @@ def test_of_several_clusters_the_cheapest_within_the_deadline_is_chosen() -> Non
     assert poor.best.in_budget >= 0.5
 
 
+@pytest.mark.long(guard="test_of_several_clusters_the_cheapest_within_the_deadline_is_chosen")
 def test_a_budget_leaves_what_it_pays_for() -> None:
     answer = found(steps=1000, budget=1e9)
     assert answer.best.job is not None

@@ -78,6 +78,7 @@ def test_everything_happens_in_the_order_of_a_forecast(
     assert measure(setup, timeline).step_s >= sum(piece.forward_s + piece.backward_s for piece in PIECES) - 1e-9
 
 
+@pytest.mark.long(guard="test_everything_happens_in_the_order_of_a_forecast")
 def test_messages_of_a_connection_go_one_after_the_other(tmp_path: Path) -> None:
     _, spans = run(tmp_path, workers=2, servers=1)
     for role in (ServerRole.PUSH, ServerRole.PULL):
