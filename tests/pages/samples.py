@@ -24,8 +24,7 @@ from traincast import (
 )
 from traincast.report import write_page as write_forecast
 from traincast.report.report import BundleUse
-from traincast.resources.forecasting import forecast_curves
-from traincast.resources.output import page_data
+from traincast.resources.forecasting import forecast_curves, page_data
 from traincast.scheduling import POLICIES
 from traincast.scheduling.page import write_page as write_schedule
 from traincast.searching.page import write_page as write_search

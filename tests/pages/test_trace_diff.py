@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tests.pages.conftest import Opened
 from traincast import TraceDiff
-from traincast.traces.diff import Difference
-from traincast.traces.diff_page import diff_page
+from traincast.traces.diff import Difference, diff_page
 
 Open = Callable[..., Opened]
 FOUND = TraceDiff(

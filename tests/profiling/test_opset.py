@@ -14,7 +14,7 @@ from traincast.graph import OpKind, Phase
 from traincast.profiling import key_of, load_operator_set, operator_set, operator_set_by_type, save_operator_set
 from traincast.profiling.operators.executors import executor_of, memory_of, reason_not_to_run
 from traincast.profiling.operators.measure import operators_of
-from traincast.profiling.operators.opset_families import COLUMNS, operators_by_family
+from traincast.profiling.operators.opset import COLUMNS, operators_by_family
 from traincast.profiling.operators.opset_layers import TYPES, Operators
 from traincast.profiling.operators.opset_shapes import CNN_MODELS
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import devices
 from traincast import RequestError, UnknownNameError, load_cluster
-from traincast.searching.choices import clusters_to_try, parse_nodes
+from traincast.searching.places import clusters_to_try, parse_nodes
 
 
 @pytest.mark.parametrize(
