@@ -17,7 +17,7 @@ from traincast.measured.calibrations import calibrated_by, may_have_seen, with_c
 from traincast.measured.complete import completed
 from traincast.measured.failures import failed_otherwise
 from traincast.strategy.memory.fits import at_share, factor
-from traincast.strategy.memory.shown import reported
+from traincast.strategy.memory.peak import reported
 from traincast.tables import Row, RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation
 
