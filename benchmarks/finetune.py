@@ -2,7 +2,7 @@
 
     python -m benchmarks.finetune finetune.parquet [-o outcomes.json] [--write]
 
-Some figures of :class:`traincast.measured.finetune_habits.Habits` were chosen by looking at published runs. Here a
+Some figures of :class:`traincast.measured.tuning.Habits` were chosen by looking at published runs. Here a
 program chooses them: for each source it starts from neutral figures, takes for one habit after another the candidate
 with the least error on the other sources, and judges the source that was left out. A habit that no other source shows
 stays neutral. In a second column, forecasts are also multiplied by the median ratio of measured to forecast of the
@@ -28,8 +28,7 @@ from benchmarks.markers import write
 from traincast.forecast import forecast
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.finetune import MeasuredTuning, group_of, read_tuning, start_up
-from traincast.measured.finetune_habits import NEUTRAL, USUAL, Habits
-from traincast.measured.finetune_words import tuning_of
+from traincast.measured.tuning import NEUTRAL, USUAL, Habits, tuning_of
 from traincast.strategy import load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, figure, read_rows, text

@@ -8,8 +8,7 @@ import pytest
 
 from tests.measured.test_finetune import ROW
 from traincast.measured.finetune import read_tuning, start_up
-from traincast.measured.finetune_habits import NAMES, NEUTRAL, USUAL
-from traincast.measured.finetune_words import tuning_of
+from traincast.measured.tuning import NAMES, NEUTRAL, USUAL, tuning_of
 
 
 def test_every_habit_has_a_neutral_value() -> None:

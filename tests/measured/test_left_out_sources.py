@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from benchmarks.finetune import Judge, Ratios, choose, errors, factors
 
-from traincast.measured.finetune_habits import NEUTRAL, Habits
+from traincast.measured.tuning import NEUTRAL, Habits
 
 
 class Made(Judge):

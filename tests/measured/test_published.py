@@ -6,8 +6,7 @@ import pytest
 
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
-from traincast.measured.models import further_tokens, graph_of, zoo_name
-from traincast.measured.published import published_spec, spellings
+from traincast.measured.models import further_tokens, graph_of, published_spec, spellings, zoo_name
 from traincast.strategy import load_runtime
 
 

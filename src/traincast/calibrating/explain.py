@@ -16,8 +16,8 @@ from traincast.errors import RequestError
 from traincast.forecast import forecast
 from traincast.measured import Measured
 from traincast.measured.calibrations import with_calibration, without_calibration
-from traincast.measured.complete import completed
 from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
+from traincast.measured.table import completed
 from traincast.report import Report
 from traincast.tables import RowError, read_rows
 

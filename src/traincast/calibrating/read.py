@@ -8,8 +8,8 @@ from pathlib import Path
 from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.cluster import Calibration, Cluster
 from traincast.errors import FileFormatError
-from traincast.measured.complete import completed
 from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
+from traincast.measured.table import completed
 from traincast.measured.wrong_units import memory_unit, time_unit, wrong_memory_unit, wrong_time_unit
 from traincast.tables import read_rows
 

@@ -9,17 +9,17 @@ from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
-from traincast.measured.finetune_graph import tuned_graph
-from traincast.measured.finetune_words import trains_adapters, tuning_of
-from traincast.measured.frames import as_samples
 from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
+from traincast.measured.rates import as_samples
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
 from traincast.measured.run import Measured, Reading, affirms, contradiction, unstated
 from traincast.measured.spellings import optimizer_of, precision_name, supported, updates_weights
 from traincast.measured.stated import check_stated
+from traincast.measured.tuned import tuned_graph
+from traincast.measured.tuning import trains_adapters, tuning_of
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import usual_precision
 from traincast.tables import Row, RowError, figure, text, whole

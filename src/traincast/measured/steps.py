@@ -9,8 +9,6 @@ from typing import Final
 from traincast.cluster import Cluster
 from traincast.errors import TraincastError
 from traincast.graph import OpKind
-from traincast.measured.finetune_graph import packed_graph, tuned_graph
-from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import further_tokens, graph_of, optimizer_name
@@ -28,6 +26,8 @@ from traincast.measured.spellings import (
     updates_weights,
 )
 from traincast.measured.stated import check_stated
+from traincast.measured.tuned import packed_graph, tuned_graph
+from traincast.measured.tuning import Tuning, trains_adapters, tuning_of
 from traincast.strategy import (
     Request,
     Runtime,

@@ -14,8 +14,7 @@ from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast
 from traincast.measured import Measured, dp_steps, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
-from traincast.measured.complete import completed
-from traincast.measured.failures import failed_otherwise
+from traincast.measured.table import completed, failed_otherwise
 from traincast.strategy.memory.fits import at_share, factor
 from traincast.strategy.memory.shown import reported
 from traincast.tables import Row, RowError, read_rows

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-from traincast.measured.finetune_graph import extra_tokens
-from traincast.measured.finetune_habits import Habits
-from traincast.measured.finetune_words import Tuning
 from traincast.measured.run import affirms, unstated
+from traincast.measured.tuned import extra_tokens
+from traincast.measured.tuning import Habits, Tuning
 from traincast.tables import Row, figure, text, whole
 
 SPREAD: Final = 0.5
