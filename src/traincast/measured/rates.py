@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.work_amount import attention_fraction, model_flops
+from traincast.measured.dialect import vocabulary
+from traincast.measured.recipes import speech_of
+from traincast.measured.spellings import Spellings
 from traincast.strategy import Request
 from traincast.tables import Row, RowError, figure, text
 
 _MOST_OF_PEAK: Final = 3.0
 """Multiple of the peak rate that no step reaches, not even with Winograd's or Fourier's convolutions."""
-
-
-class Speech(NamedTuple):
-    """The dataset that public scripts train a family on.
-
-    ``mean_frames`` is the mean length of its samples. ``symbols`` and ``frames`` are the lengths of the longest text
-    and of the longest sound in a batch of some dozens, to which the whole batch is padded.
-    """
-
-    dataset: str
-    mean_frames: float
-    symbols: int
-    frames: int
-
-
-SPEECH: Final[Mapping[str, Speech]] = {
-    "tacotron2": Speech(dataset="LJSpeech", mean_frames=566.0, symbols=170, frames=860),
-}
-"""Families whose scripts report mel frames per second, without those of padding.
-
-LJSpeech has 13,100 sounds of 6.57 s on average and of 10.1 s at most, with 100 symbols of text on average and 187 at
-most (Ito and Johnson 2017); a frame is 256 samples of sound at 22,050 Hz.
-"""
 
 
 def as_samples(request: Request, seconds: float, assumed: list[str]) -> float:
@@ -51,7 +30,7 @@ def as_samples(request: Request, seconds: float, assumed: list[str]) -> float:
     peak = max(device.peak_flops.values())
     if rate <= _MOST_OF_PEAK * peak:
         return seconds
-    speech = SPEECH.get(request.graph.name.partition(":")[0])
+    speech = speech_of(request.graph.name.partition(":")[0])
     if speech is not None and rate <= _MOST_OF_PEAK * peak * speech.mean_frames:
         assumed.append(f"the rate counts mel frames: {speech.mean_frames:g} per sample, as {speech.dataset} has")
         return seconds * speech.mean_frames
@@ -61,7 +40,6 @@ def as_samples(request: Request, seconds: float, assumed: list[str]) -> float:
     )
 
 
-_MASKED: Final = re.compile(r"(?<!before )\bcausal\b", re.IGNORECASE)
 _TERA: Final = 1e12
 _PERCENT: Final = 100.0
 
@@ -90,7 +68,7 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
 
 def masked_rates(row: Row) -> bool:
     """Return whether the notes of a row say that its rates leave out masked scores of attention."""
-    return _MASKED.search(text(row, "notes")) is not None
+    return re.search(vocabulary(Spellings).masked_rates, text(row, "notes")) is not None
 
 
 def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:

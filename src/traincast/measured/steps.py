@@ -9,6 +9,7 @@ from typing import Final
 from traincast.cluster import Cluster
 from traincast.errors import TraincastError
 from traincast.graph import OpKind
+from traincast.measured.dialect import vocabulary
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import further_tokens, graph_of, optimizer_name
@@ -17,6 +18,8 @@ from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.room import needed_bytes
 from traincast.measured.run import Measured, Reading, contradiction, unstated
 from traincast.measured.spellings import (
+    Frameworks,
+    Spellings,
     optimizer_of,
     precision_name,
     recompute_of,
@@ -49,11 +52,6 @@ NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
 NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
 """Columns that a table must have if all rows ran on one given cluster."""
 _TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
-_FAILED: Final = ("fail", "oom", "error")
-_DROPPED: Final = re.compile(r"token[ -_]?drop")
-"""Spellings of runs whose experts drop tokens beyond their capacity."""
-_RELEASE: Final = re.compile(r"\d{2}\.\d{2}(?:\.\d+)?")
-"""Spelling of a release in the column ``date``: year and month, and the number of a fix."""
 _LONGEST_S: Final = 1e13
 """Larger figures are not times in any unit."""
 _LEAST_BYTES: Final = 4.0
@@ -74,7 +72,7 @@ def group_of(row: Row) -> str:
 
 def has_run(row: Row) -> bool:
     """Return whether the run succeeded, by the column ``status``."""
-    return not any(word in text(row, "status").lower() for word in _FAILED)
+    return re.search(vocabulary(Spellings).failed, text(row, "status").lower()) is None
 
 
 def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Measured:
@@ -144,7 +142,7 @@ def read_row(
     notes = text(row, "notes").lower()
     if tuning is None and trains_adapters(row):
         tuning = tuning_of(row, method="lora")
-    if re.search(r"cpu_offload\s*[=:]\s*true", notes):
+    if re.search(vocabulary(Spellings).cpu_offload, notes):
         raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
     assumed = [said] if (said := grouped_by_length(row)) else []
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
@@ -177,7 +175,7 @@ def read_row(
 
 def _released(row: Row, request: Request, assumed: list[str]) -> Runtime:
     """Return the runtime with the habits of the release that the column ``date`` states, or of the newest one."""
-    stated = _RELEASE.fullmatch(text(row, "date"))
+    stated = re.fullmatch(vocabulary(Spellings).release, text(row, "date"))
     given = request.runtime
     runtime = replace(given, release=stated[0]) if stated and given.habits else given
     used = settled(runtime, graph=request.graph, cluster=request.cluster, precision=request.precision)
@@ -252,7 +250,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         shard=shard if shard < dp * cp else 0,
         reshard=reshard,
         sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
-        capacity=1.0 if _DROPPED.search(text(row, "model").lower()) else 0.0,
+        capacity=1.0 if re.search(vocabulary(Spellings).dropped_tokens, text(row, "model").lower()) else 0.0,
         recompute=recompute_of(row, request.runtime, assumed),
     )
     request = replace(request, strategy=strategy)
@@ -411,17 +409,18 @@ def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tup
 def _sharding(row: Row, request: Request, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
     """Return the ZeRO stage, the replicas that share states (0: all), and whether gathered parameters are freed."""
     runtime = request.runtime
+    gathers = runtime.name in vocabulary(Frameworks).keeps_gathered
     stated, shard = figure(row, "zero"), _sharded(row, request.cluster, replicas)
     if stated is not None and stated not in (0, 1, 2, 3):
         raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
     zero = 3 if shard and stated is None else runtime.zero if stated is None else int(stated)
     if stated is None and not shard:
-        zero = min(zero, 1) if pp > 1 and runtime.name != "torchtitan" else zero
+        zero = min(zero, 1) if pp > 1 and not gathers else zero
         if replicas > 1:
             assumed.append(unstated("zero", zero))
-    keeps = zero == 3 and pp > 1 and runtime.name == "torchtitan"
+    keeps = zero == 3 and pp > 1 and gathers
     if keeps and replicas > 1:
-        assumed.append("resharding in a pipeline not stated: parameters stay gathered, the default of torchtitan")
+        assumed.append(f"resharding in a pipeline not stated: parameters stay gathered, the default of {runtime.name}")
     return zero, shard, not keeps
 
 
@@ -446,10 +445,10 @@ def _sharded(row: Row, place: Cluster, replicas: int) -> int:
     Otherwise each of several slices of TPUs holds all parameters, unless the notes shard them across slices too
     (``dcn_fsdp_parallelism=2``).
     """
-    notes = text(row, "notes").lower()
-    found = re.search(r"\bfsdp\s*=?\s*(\d+)", notes)
+    notes, words = text(row, "notes").lower(), vocabulary(Spellings)
+    found = re.search(words.fsdp, notes)
     if found:
         return replicas if int(found[1]) == figure(row, "dp") else int(found[1])
     slices = place.num_devices // place.domain_devices if place.intra_topology == "torus" else 1
-    across = re.search(r"dcn_fsdp\w*\s*=\s*(?!1\b)", notes)
+    across = re.search(words.across_slices, notes)
     return replicas // slices if place.domain_nodes > 1 and slices > 1 and not across else 0

@@ -5,119 +5,34 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
+from traincast.measured.dialect import vocabulary
 from traincast.measured.run import unstated
-from traincast.measured.tuning import Tuning
+from traincast.measured.spellings import Frameworks
+from traincast.measured.tuning import Method, Tuning, Tunings
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """What a method runs for each adapted layer, and what it keeps for backward.
-
-    ``base`` is ``lora`` (an adapter at each target), ``scale`` (a lighter one: results are scaled, nothing is cast to
-    fp32), ``norms`` (norm weights are trained), ``layers`` (the last layers are trained) or ``prompt`` (the input is
-    lengthened, nothing beside the layers).
-    ``products``: products of the input with a weight made on the fly. ``weight``, ``tokens``: passes over tensors of
-    the size of the weight and of the result. ``small``: kernels on tensors too small to count. ``kept_weights``,
-    ``kept_tokens``: tensors of these sizes that wait for backward. ``says`` explains the figures.
-    """
-
-    says: str
-    base: Literal["lora", "scale", "norms", "layers", "prompt"] = "lora"
-    products: int = 0
-    weight: int = 0
-    tokens: int = 0
-    small: int = 0
-    kept_weights: int = 0
-    kept_tokens: int = 0
-
-
-LORA: Final = Method(says="two products of low rank")
-METHODS: Final[dict[str, Method]] = {
-    "lora": LORA,
-    "rslora": LORA,
-    "pissa": LORA,
-    "olora": LORA,
-    "eva": LORA,
-    "corda": LORA,
-    "loftq": LORA,
-    "dora": Method(says="norms of W + B·A scale the result", weight=1, tokens=3, kept_tokens=2, small=4),
-    "adalora": Method(says="a diagonal between A and B, and an orthogonality loss on both", tokens=1, small=14),
-    "delora": Method(says="norms of A, B and W", tokens=1, small=12),
-    "bdlora": Method(says="block-diagonal products", small=8),
-    "gralora": Method(says="blocks of A and B, their results exchanged", tokens=2, small=6),
-    "glora": Method(says="scales and shifts of weight and input", tokens=1, small=10),
-    "vera": Method(says="two frozen random products with trained scales", tokens=1, small=4),
-    "pvera": Method(says="as VeRA, with sampled scales", tokens=1, small=8),
-    "vblora": Method(says="A and B put together from a bank of vectors by top-k", small=24),
-    "randlora": Method(says="many random bases, joined to one weight each", weight=6, small=16, kept_weights=1),
-    "unilora": Method(says="A and B projected from one vector", small=8),
-    "tinylora": Method(says="a frozen decomposition with a few trained numbers", small=4),
-    "lily": Method(says="shared B's, mixed by a router", tokens=2, small=8),
-    "c3a": Method(says="block-circular convolution by Fourier transforms", tokens=6, small=8),
-    "road": Method(says="pairs of results rotated", base="scale", tokens=5, kept_tokens=2),
-    "ia3": Method(says="results or inputs scaled by a vector", base="scale", tokens=1, kept_tokens=1),
-    "beft": Method(says="a trained bias", base="scale"),
-    "bone": Method(says="the input summed over blocks, times a small matrix", base="scale", tokens=1, small=3),
-    "miss": Method(says="the input summed over blocks, times a small matrix", base="scale", tokens=1, small=3),
-    "bat": Method(says="blocks of the weight times small matrices", products=1, weight=2, kept_weights=2),
-    "loha": Method(says="the Hadamard product of two low-rank weights", products=1, weight=3, kept_weights=1),
-    "lokr": Method(says="a Kronecker product as weight", products=1, weight=1, kept_weights=1, small=2),
-    "hira": Method(says="W times a low-rank weight, element by element", products=1, weight=2, kept_weights=1),
-    "peanut": Method(says="a small network on the weight", products=1, weight=2, kept_weights=2),
-    "fourierft": Method(says="a weight by an inverse Fourier transform", products=1, weight=6, kept_weights=1),
-    "waveft": Method(says="a weight by an inverse wavelet transform", products=1, weight=10, kept_weights=2, small=10),
-    "frod": Method(says="sparse rotations of a shared decomposition", products=1, weight=8, kept_weights=1, small=12),
-    "shira": Method(says="trained elements scattered into the weight", base="scale", weight=1, small=2),
-    "oft": Method(says="the input rotated by orthogonal blocks (Neumann series)", tokens=1, small=20),
-    "boft": Method(says="butterfly rotations of W by linear solvers", products=1, weight=6, small=400, kept_weights=1),
-    "psoft": Method(says="a rotation in a subspace of the weight", tokens=2, small=24),
-    "deft": Method(says="the weight's subspace replaced", tokens=2, small=6),
-    "osf": Method(says="the weight split into two decompositions, gradients projected", weight=4, kept_weights=1),
-    "adamss": Method(says="dozens of small clustered adapters in turn", small=450),
-    "ln_tuning": Method(says="weights of norms", base="norms"),
-    "freeze": Method(says="the last two layers", base="layers"),
-    "bitfit": Method(says="biases", base="norms"),
-    "trainable_tokens": Method(says="a few rows of the embedding", base="prompt"),
-    "prompt_tuning": Method(says="trained tokens in front of the input", base="prompt"),
-    "p_tuning": Method(says="tokens in front of the input, made by a small network", base="prompt"),
-    "prefix_tuning": Method(says="trained keys and values in front of those of the input", base="prompt"),
-    "adaption_prompt": Method(says="a second attention to a few trained tokens", base="scale", tokens=2, small=10),
-}
-"""Methods by the name that PEFT gives them."""
-
-
-_USUAL_RANK: Final = {"megatron": 16, "": 16}
-_USUAL_TARGETS: Final = {"megatron": ("qkv",), "": ("q", "v")}
-"""What frameworks adapt by default: the recipes of NeMo and Megatron-Bridge the projection qkv, PEFT q and v."""
-_PROMPT: Final = 20
-"""Trained tokens of a prompt whose number a row does not state."""
-_DROPOUT: Final = 0.05
-"""Dropout of the inputs of adapters, if a framework drops any and the row does not say how many."""
-_LAST_LAYERS: Final = 2
-"""Layers that are trained if all others are frozen, LLaMA-Factory's default."""
 _TILE: Final = 128
 """Side of the tiles of scores that kernels of attention compute at once."""
-_EYE: Final = "eye"
-"""The part of a model that sees images. LLaMA-Factory, ms-swift, NeMo and the scripts of Optimum Habana freeze it."""
+_LORA: Final = "lora"
+"""The method that stands for those that are not known."""
 _FP32: Final = {"reads": "fp32", "writes": "fp32"}
 
 
 def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Method:
     """Return the method of a row; one that is not known is taken for LoRA."""
-    if re.search(r"[/_-]bat\b", text(row, "notes").lower()) and tuning.method in ("bone", "miss"):
-        return METHODS["bat"]
-    found = METHODS.get(tuning.method)
+    words, notes = vocabulary(Tunings), text(row, "notes").lower()
+    noted = next((each for each in words.noted_methods if tuning.method in each.methods), None)
+    found = words.methods.get(noted.method if noted and re.search(noted.notes, notes) else tuning.method)
     if found is None and assumed is not None:
         assumed.append(f"method {tuning.method!r} not known: LoRA with the trained parameters that the row states")
-    return found or LORA
+    return found or words.methods[_LORA]
 
 
 def extra_tokens(row: Row, tuning: Tuning) -> int:
@@ -127,31 +42,32 @@ def extra_tokens(row: Row, tuning: Tuning) -> int:
     hidden = figure(row, "hidden")
     if tuning.method == "prompt_tuning" and tuning.trainable and hidden:
         return max(1, round(tuning.trainable / hidden))
-    found = re.search(r"\bvt(\d+)|(\d+)[ _-]?(?:virtual )?tokens", text(row, "notes").lower())
-    return int(found[1] or found[2]) if found else _PROMPT
+    found = re.search(vocabulary(Tunings).prompt_tokens, text(row, "notes").lower())
+    return int(found[1] or found[2]) if found else vocabulary(Tunings).prompt
 
 
 def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning, assumed: list[str]) -> OperatorGraph:
     """Return ``graph`` as a run of ``tuning`` computes it; ``assumed`` gets what the row does not state."""
     if tuning.method == "full":
         return graph
-    method = method_of(row, tuning, assumed)
-    wide = runtime.written_out and "use_amp=true" not in text(row, "notes").lower() and runtime.name == "peft"
+    method, words = method_of(row, tuning, assumed), vocabulary(Tunings)
+    narrow = re.search(words.no_wide_adapters, text(row, "notes").lower())
+    wide = runtime.written_out and not narrow and runtime.name == words.wide_adapters
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
         return _with_parameters(tuned, more) if more > 0 else tuned
     if method.base == "layers":
-        assumed.append(unstated("trained layers", f"the last {_LAST_LAYERS}"))
-        return _frozen(graph, FineTuning(freeze=_before_last(graph), quantize=tuning.quantize))
+        assumed.append(unstated("trained layers", f"the last {words.last_layers}"))
+        return _frozen(graph, FineTuning(freeze=_before_last(graph, words.last_layers), quantize=tuning.quantize))
     targets = _targets(tuning, runtime, assumed)
-    if _family(runtime):
+    if _joint(runtime):
         targets = _joined(graph, targets)
-    sees = any(op.scope.partition(".")[0] == _EYE for op in graph.operators)
+    sees = any(op.scope.partition(".")[0] == words.frozen_part for op in graph.operators)
     if sees:
         assumed.append(unstated("adapted parts", "those that read text, not images"))
-    frozen = (_EYE,) if sees else ()
-    rank = _rank(graph, tuning, runtime, FineTuning(adapter="lora", rank=1, targets=targets, freeze=frozen), assumed)
+    frozen = (words.frozen_part,) if sees else ()
+    rank = _rank(graph, tuning, FineTuning(adapter="lora", rank=1, targets=targets, freeze=frozen), assumed)
     tuned = _frozen(
         graph,
         FineTuning(
@@ -160,14 +76,14 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             targets=targets,
             freeze=frozen,
             quantize=tuning.quantize,
-            dropout=_DROPOUT if runtime.adapter_dropout else 0.0,
+            dropout=words.dropout if runtime.name in vocabulary(Frameworks).adapter_dropout else 0.0,
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )
-    if tuning.quantize.startswith("nf4") and re.match(r"20(?:1\d|2[0-3])", text(row, "date")):
+    if tuning.quantize.startswith("nf4") and re.match(words.keeps_inputs, text(row, "date")):
         assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
         tuned = _keeping_inputs(tuned)
-    return _with_kernels(tuned, method) if method is not LORA else tuned
+    return _with_kernels(tuned, method) if method != words.methods[_LORA] else tuned
 
 
 @lru_cache(maxsize=64)
@@ -203,7 +119,7 @@ def packed_graph(graph: OperatorGraph, runtime: Runtime, tokens: int) -> Operato
     Megatron's attention sees where texts end and computes only the scores within each. A token then sees half of its
     text on average, and the tile of scores that its text ends in is computed whole. Other trainers join texts into one.
     """
-    if not tokens or not _family(runtime):
+    if not tokens or not _joint(runtime):
         return graph
     return _within(graph, tokens // 2 + _TILE)
 
@@ -217,14 +133,16 @@ def _within(graph: OperatorGraph, window: int) -> OperatorGraph:
     return replace(graph, operators=operators)
 
 
-def _family(runtime: Runtime) -> str:
-    return "megatron" if runtime.name.startswith("megatron") else ""
+def _joint(runtime: Runtime) -> bool:
+    """Return whether a framework has one layer, and one adapter, for q, k and v together."""
+    return runtime.name.startswith(vocabulary(Tunings).joint_runtimes)
 
 
 def _targets(tuning: Tuning, runtime: Runtime, assumed: list[str]) -> tuple[str, ...]:
     if tuning.targets:
         return tuning.targets
-    usual = _USUAL_TARGETS[_family(runtime)]
+    words = vocabulary(Tunings)
+    usual = words.joint_targets if _joint(runtime) else words.usual_targets
     assumed.append(unstated("adapted layers", "+".join(usual)))
     return usual
 
@@ -238,14 +156,14 @@ def _joined(graph: OperatorGraph, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for target in targets for name in whole.get(target, (target,))))
 
 
-def _rank(graph: OperatorGraph, tuning: Tuning, runtime: Runtime, least: FineTuning, assumed: list[str]) -> int:
+def _rank(graph: OperatorGraph, tuning: Tuning, least: FineTuning, assumed: list[str]) -> int:
     """Return the stated rank of LoRA, or the one that has the stated number of trained parameters; ``least`` has 1."""
     if tuning.rank and (tuning.method in ("lora", "dora") or not tuning.trainable):
         return tuning.rank
     if tuning.trainable:
         one = _frozen(graph, least).num_trainable_parameters
         return max(1, round(tuning.trainable / one))
-    usual = _USUAL_RANK[_family(runtime)]
+    usual = vocabulary(Tunings).usual_rank
     assumed.append(unstated("rank of the adapters", usual))
     return usual
 
@@ -258,18 +176,18 @@ def _layers_of(graph: OperatorGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", scope) for scope in scopes))
 
 
-def _before_last(graph: OperatorGraph) -> tuple[str, ...]:
-    """Return the paths of all modules but the last layers."""
+def _before_last(graph: OperatorGraph, last: int) -> tuple[str, ...]:
+    """Return the paths of all modules but the ``last`` layers."""
     layers: list[str] = []
     for block in graph.blocks:
         path, _, number = block.scope.rpartition(".")
         if block.repeated and number.isdigit():
             layers += [f"{path}.{int(number) + n}" for n in range(block.count)]
-    if len(layers) <= _LAST_LAYERS:
-        raise RowError(f"{graph.name} has {len(layers)} layers: expected more than {_LAST_LAYERS}")
+    if len(layers) <= last:
+        raise RowError(f"{graph.name} has {len(layers)} layers: expected more than {last}")
     stacks = {layer.partition(".")[0] for layer in layers}
     others = {op.scope.partition(".")[0] for op, _ in graph if op.phase is Phase.OPTIMIZER} - stacks
-    return (*sorted(others), *layers[:-_LAST_LAYERS])
+    return (*sorted(others), *layers[:-last])
 
 
 def _with_parameters(graph: OperatorGraph, count: float) -> OperatorGraph:

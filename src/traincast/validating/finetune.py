@@ -13,7 +13,7 @@ from traincast.forecast import forecast
 from traincast.measured import finetune
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.finetune import MeasuredTuning
-from traincast.measured.tuning import MemoryKind
+from traincast.measured.memory import MemoryKind
 from traincast.report import Report
 from traincast.strategy import Memory, Request, Runtime
 from traincast.strategy.memory.allocations import allocations_of, simulate
