@@ -90,9 +90,9 @@ class Habits:
         )
 
     def _updated(self, request: Request) -> Request:
-        if not self.update_passes or request.runtime.update_passes == 1:
+        if not self.update_passes or request.runtime.kernels.update_passes == 1:
             return request
-        return replace(request, runtime=replace(request.runtime, update_passes=self.update_passes))
+        return replace(request, runtime=request.runtime.patched(kernels={"update_passes": self.update_passes}))
 
 
 USUAL: Final = Habits()
@@ -173,7 +173,7 @@ class Judge:
     def _key(self, what: str, index: int, habits: Habits, names: Sequence[str]) -> str:
         settings = {name: getattr(habits, name) for name in names if name in self._matters[index]}
         if settings.get("update_passes") == 0:
-            settings["update_passes"] = load_runtime("hf-trainer").update_passes
+            settings["update_passes"] = load_runtime("hf-trainer").kernels.update_passes
         return json.dumps([what, index, settings])
 
 
@@ -261,7 +261,7 @@ def chosen(studies: Mapping[str, Habits]) -> str:
     """Return the table of habits that were chosen without each source, and of those that forecasts use."""
     names = tuple(CANDIDATES)
     lines = [[source, *(_says(getattr(habits, name)) for name in names)] for source, habits in studies.items()]
-    shipped = replace(USUAL, targets=("qkv",), update_passes=load_runtime("hf-trainer").update_passes)
+    shipped = replace(USUAL, targets=("qkv",), update_passes=load_runtime("hf-trainer").kernels.update_passes)
     lines.append(["as shipped", *(_says(getattr(shipped, name)) for name in names)])
     return markdown(["without", *(f"`{name}`" for name in names)], lines)
 
@@ -288,7 +288,7 @@ def _matters(found: MeasuredTuning, row: Row) -> tuple[str, ...]:
     decide = {
         "methods": tuning.method not in ("full", "lora"),
         "targets": megatron and tuning.method != "full" and not tuning.targets,
-        "update_passes": found.run.request.runtime.update_passes > 1,
+        "update_passes": found.run.request.runtime.kernels.update_passes > 1,
         "padded": bool(figure(row, "avg_tokens_per_step")) and "packed" not in notes and "padding" in notes,
         "start_s": start_up(row) > 0.0,
     }

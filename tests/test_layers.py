@@ -20,6 +20,8 @@ LAYERS: list[set[str]] = [
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},
+    {"ask"},
+    {"resolve"},
     {"simulate"},
     {"report", "export"},
     {"forecast"},
@@ -35,7 +37,6 @@ NETWORKS = {
     "graph/huggingface/kernels.py",
     "graph/onnx/module.py",
     "fitting/operators/fi_net.py",
-    "fitting/operators/fno_inception.py",
     "fitting/inspector/network.py",
 }
 """Modules of PyTorch: imported where a network is trained, and nowhere else."""

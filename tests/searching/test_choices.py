@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import devices
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError, UnknownNameError
-from traincast.searching.choices import clusters_to_try, parse_nodes
+from traincast.searching.places import clusters_to_try, parse_nodes
 
 
 @pytest.mark.parametrize(

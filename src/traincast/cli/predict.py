@@ -22,8 +22,9 @@ from traincast.files import check_outputs
 from traincast.units import parse_count
 
 if TYPE_CHECKING:
+    from traincast.ask import Conditions
     from traincast.forecast import Forecast
-    from traincast.simulate import Conditions, Timeline
+    from traincast.simulate import Timeline
 
 _READABLE_SPANS = 150_000
 
@@ -91,7 +92,6 @@ _READABLE_SPANS = 150_000
 @options.no_cache()
 @options.explain()
 @options.json()
-@options.renamed("predict")
 def predict(
     model: str,
     cluster: str,
@@ -202,7 +202,7 @@ def _conditions(
     """Return the requested conditions, or ``None`` if the options state none."""
     if not (slow or jitter or busy_network or share_links):
         return None
-    from traincast.simulate import Conditions
+    from traincast.ask import Conditions
 
     pairs = []
     for text in slow:
@@ -261,10 +261,10 @@ def _write(
 def _say_if_calibrated(result: Forecast) -> None:
     """Print the name of a calibrated cluster with the same device and runtime, unless the request is calibrated."""
     from traincast.cluster import find_entry
-    from traincast.strategy.model_kind import kind_of
+    from traincast.strategy.model_kind import kind_of_model
 
     request, cluster = result.request, result.request.cluster
-    known = find_entry(cluster, request.runtime.name, models=kind_of(request.graph))
+    known = find_entry(cluster, request.runtime.name, models=kind_of_model(request.graph))
     if known is not None and cluster.calibration is None:
         console().print(
             f"[dim]this forecast is not calibrated; {known.name} is calibrated with {known.runs} runs of the same "

@@ -45,7 +45,7 @@ _OF_ROWS: Final = ("columns", "words", "facts")
 
 def vocabulary(kind: type[T]) -> T:
     """Return the words of a topic in all shipped dialects; ``kind`` is the dataclass that declares them."""
-    return cast(T, _topic(kind))
+    return cast(T, _topic(cast(Any, kind)))
 
 
 def meaning(spellings: Meanings[T], said: str) -> T | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from traincast.cluster import Device
@@ -152,11 +152,11 @@ def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
         return "full"
     if found is None:
         assumed.append(
-            f"recompute {written!r} not known: {runtime.recompute}"
+            f"recompute {written!r} not known: {runtime.defaults.recompute}"
             if written
-            else unstated("recompute", runtime.recompute)
+            else unstated("recompute", runtime.defaults.recompute)
         )
-    return found or runtime.recompute
+    return found or runtime.defaults.recompute
 
 
 def schedule_of(row: Row) -> str:
@@ -235,19 +235,21 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
         return load_runtime(found.runtime)
     name = text(row, "model").lower()
     attention = next((kernels for word, kernels in found.attention_of.items() if word in name), found.attention)
-    runtime = replace(runtime, attention=attention)  # type: ignore[arg-type]
+    runtime = runtime.patched(kernels={"attention": attention})
     if not found.host_of:
         return runtime
-    host = load_runtime(found.host_of)
+    host = load_runtime(found.host_of).launches
     wrapped = re.search(found.wrapped, text(row, "framework").lower()) is not None
-    return replace(
-        runtime,
-        operator_launches=host.operator_launches,
-        backward_launches=host.backward_launches,
-        collective_launches=host.collective_launches,
-        block_launches=host.block_launches,
-        parameter_launches=found.wrapped_launches * host.operator_launches if wrapped else 0.0,
-        fusions=tuple(name for name in runtime.fusions if not (wrapped and name == found.wrapped_without)),
+    fusions = (fusion for fusion in runtime.kernels.fusions if not (wrapped and fusion == found.wrapped_without))
+    return runtime.patched(
+        kernels={"fusions": tuple(fusions)},
+        launches={
+            "operator": host.operator,
+            "backward": host.backward,
+            "collective": host.collective,
+            "block": host.block,
+            "parameter": found.wrapped_launches * host.operator if wrapped else 0.0,
+        },
     )
 
 
@@ -258,11 +260,9 @@ def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
     written = text(row, "compile").lower()
     if written in ("false", "no", "off", "0", "0.0") or re.search(habits.eager, said):
         eager = load_runtime(habits.eager_as)
-        return replace(
-            runtime,
-            fusions=eager.fusions,
-            operator_launches=eager.operator_launches,
-            backward_launches=eager.backward_launches,
+        return runtime.patched(
+            kernels={"fusions": eager.kernels.fusions},
+            launches={"operator": eager.launches.operator, "backward": eager.launches.backward},
         )
     if not written and "compile" not in said:
         assumed.append(unstated("compilation", "blocks compiled"))

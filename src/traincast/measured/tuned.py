@@ -52,7 +52,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
         return graph
     method, words = method_of(row, tuning, assumed), vocabulary(Tunings)
     narrow = re.search(words.no_wide_adapters, text(row, "notes").lower())
-    wide = runtime.written_out and not narrow and runtime.name == words.wide_adapters
+    wide = runtime.kernels.written_out and not narrow and runtime.name == words.wide_adapters
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
