@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -68,6 +68,10 @@ class Dialect:
     columns: dict[str, str] = field(default_factory=dict)
     words: dict[str, dict[Pattern, str]] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
+
+    def columns_of(self, names: Iterable[str]) -> list[str]:
+        """Return the columns of translated rows of a table with the columns ``names``."""
+        return list(self.translated(dict.fromkeys(names))) + [column for fact in self.facts for column in fact.state]
 
     def translated(self, row: Row) -> dict[str, Any]:
         """Return a row with our columns and words; columns and cells that already are ours stay as they are."""

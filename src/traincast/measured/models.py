@@ -41,9 +41,9 @@ def names(written: str) -> list[str]:
 def spellings(written: str) -> list[str]:
     """Return the names without punctuation that a table may mean, the most literal first."""
     found = [_unpunctuated(said) for said in names(written)]
-    pattern, shape = vocabulary(Models).same_shape
-    same = re.match(pattern, found[-1])
-    return list(dict.fromkeys([*found, *([same.expand(shape)] if same else [])]))
+    words = vocabulary(Models)
+    same = re.match(words.same_shape, found[-1])
+    return list(dict.fromkeys([*found, *([f"{words.same_shape_as}{same[1]}"] if same else [])]))
 
 
 def same_size(written: str, name: str) -> bool:
@@ -85,7 +85,8 @@ class Models:
     rotary_as: str
     mixture: Pattern
     tasks: Pattern
-    same_shape: tuple[Pattern, str]
+    same_shape: Pattern
+    same_shape_as: str
     further: Pattern
     no_further: Pattern
     written_out: Pattern
