@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from traincast.ask import Ask
 from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
@@ -21,6 +22,7 @@ from traincast.measured.spellings import Frameworks, Spellings, optimizer_of, pr
 from traincast.measured.stated import check_stated
 from traincast.measured.tuned import tuned_graph
 from traincast.measured.tuning import trains_adapters, tuning_of
+from traincast.resolve import resolve
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import usual_precision
 from traincast.tables import Row, RowError, figure, text, whole
@@ -163,16 +165,17 @@ def read_row(row: Row) -> Reading:
         else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
-    request = Request(
-        graph=graph,
+    ask = Ask(
+        model=graph,
         cluster=place,
         strategy=strategy,
         runtime=runtime,
-        precision=load_precision(supported(precision, place.device, assumed)),
+        precision=supported(precision, place.device, assumed),
         global_batch=samples,
         optimizer=optimizer,
     )
-    return check_stated(row, in_room(row, Reading(request=request, assumed=tuple(assumed)), read_row))
+    reading = Reading(request=resolve(ask).request, assumed=tuple(assumed))
+    return check_stated(row, in_room(row, reading, read_row))
 
 
 def _say_batch(row: Row, samples: int, assumed: list[str]) -> None:

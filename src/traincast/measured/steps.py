@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from traincast.ask import Ask
 from traincast.cluster import Cluster
 from traincast.errors import TraincastError
 from traincast.graph import OpKind
@@ -31,18 +32,16 @@ from traincast.measured.spellings import (
 from traincast.measured.stated import check_stated
 from traincast.measured.tuned import packed_graph, tuned_graph
 from traincast.measured.tuning import Tuning, trains_adapters, tuning_of
+from traincast.resolve import resolve
 from traincast.strategy import (
     Request,
     Runtime,
     Strategy,
     choose_micro_batch,
     choose_strategy,
-    load_precision,
-    parse_strategy,
-    with_micro_batch,
 )
 from traincast.strategy.choose import usual_precision, usual_runtime
-from traincast.strategy.releases import assumed_release, settled
+from traincast.strategy.releases import assumed_release
 from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch, settings_in
 from traincast.tables import Row, RowError, figure, flag, text, whole
@@ -156,49 +155,41 @@ def read_row(
     optimizer = updates_weights(row)
     if optimizer:
         optimizer_of(row, optimizer_name(graph), assumed)
-    request = Request(
-        graph=graph,
+    ask = Ask(
+        model=graph,
         cluster=place,
-        strategy=Strategy(),
-        runtime=runtime,
-        precision=load_precision(supported(precision, place.device, assumed)),
+        runtime=_released(row, runtime),
+        precision=supported(precision, place.device, assumed),
         global_batch=1,
         optimizer=optimizer,
     )
-    request = replace(request, runtime=_released(row, request, assumed))
+    request = resolve(ask, chooser=None).request
+    if assumed_release(ask.runtime, request.runtime):
+        assumed.append(unstated(f"release of {runtime.name}", request.runtime.release))
     if text(row, "strategy"):
-        request = _with_text(row, request, assumed, allow_code=allow_code)
+        request = _with_text(row, ask, request.runtime, assumed, allow_code=allow_code)
     else:
         request = _with_columns(row, request, assumed, allow_code=allow_code)
     return check_stated(row, Reading(request=request, assumed=tuple(assumed)))
 
 
-def _released(row: Row, request: Request, assumed: list[str]) -> Runtime:
-    """Return the runtime with the habits of the release that the column ``date`` states, or of the newest one."""
+def _released(row: Row, runtime: Runtime) -> Runtime:
+    """Return ``runtime`` with the release that the column ``date`` states, if it has habits that depend on it."""
     stated = re.fullmatch(vocabulary(Spellings).release, text(row, "date"))
-    given = request.runtime
-    runtime = replace(given, release=stated[0]) if stated and given.habits else given
-    used = settled(runtime, graph=request.graph, cluster=request.cluster, precision=request.precision)
-    if assumed_release(runtime, used):
-        assumed.append(unstated(f"release of {used.name}", used.release))
-    return used
+    return replace(runtime, release=stated[0]) if stated and runtime.habits else runtime
 
 
-def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """Return ``request`` with the strategy in the column ``strategy``, written as `predict` takes it.
+def _with_text(row: Row, ask: Ask, runtime: Runtime, assumed: list[str], *, allow_code: bool) -> Request:
+    """Return the request for ``ask`` with the strategy in the column ``strategy``, written as `predict` takes it.
 
     Settings that the text leaves out may be stated in columns of their own.
     """
-    written, global_batch = _with_settings(row, request.runtime, assumed), whole(row, "global_batch")
-    strategy = parse_strategy(written, global_batch=global_batch)
-    check_schedule_of_data(strategy.schedule, allow_code=allow_code)
-    request = replace(request, strategy=strategy, global_batch=global_batch)
-    if says_micro_batch(written):
-        return request
-    stated = whole(row, "micro_batch", 0)
-    if stated:
-        return replace(request, strategy=with_micro_batch(strategy, stated, global_batch))
-    return _with_chosen_micro_batch(request, assumed)
+    written = _with_settings(row, runtime, assumed)
+    ask = replace(ask, strategy=written, global_batch=whole(row, "global_batch"))
+    request = resolve(ask, allow_code=allow_code).request
+    if not says_micro_batch(written):
+        assumed.append(unstated("micro batch", request.strategy.micro_batch(request.global_batch)))
+    return request
 
 
 def _with_settings(row: Row, runtime: Runtime, assumed: list[str]) -> str:
@@ -207,6 +198,8 @@ def _with_settings(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     given = settings_in(written)
     more = {name: text(row, column) for column, name in _SETTINGS.items() if name not in given}
     more = {name: f"{float(value):g}" for name, value in more.items() if value}
+    if not says_micro_batch(written) and (micro_batch := whole(row, "micro_batch", 0)):
+        more["micro_batch"] = str(micro_batch)
     if "recompute" not in given and text(row, "recompute"):
         more["recompute"] = recompute_of(row, runtime, assumed)
     if "schedule" not in given and text(row, "schedule"):
