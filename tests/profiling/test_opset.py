@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiling.running import reason_not_to_run
 from traincast.errors import FileFormatError, RequestError
 from traincast.graph import OpKind, Phase
-from traincast.profiling.operators.executors import executor_of, memory_of, reason_not_to_run
+from traincast.profiling.operators.executors import executor_of, memory_of
 from traincast.profiling.operators.measure import OperatorRequest, operators_of
 from traincast.profiling.operators.opset import (
     COLUMNS,
