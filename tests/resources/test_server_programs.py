@@ -8,8 +8,7 @@ import pytest
 
 from tests.conftest import CNN, AnalyticalCostModel, graph_of
 from tests.resources.waves import square_wave
-from traincast import predict
-from traincast.cluster import Link
+from traincast import Link, predict
 from traincast.scheduling.sharing.programs import forecast_program
 from traincast.scheduling.sharing.server_programs import ServerProgram
 from traincast.scheduling.sharing.together import slowdowns, together

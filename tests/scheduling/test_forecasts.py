@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.scheduling.described import MLP, cluster, log, on
+from traincast import Job, RequestError, UnknownNameError, predict
 from traincast.cluster import find_device, find_node
 from traincast.cluster.topology import part_of_node
-from traincast.errors import RequestError, UnknownNameError
-from traincast.forecast import predict
-from traincast.scheduling import Job, simulate
+from traincast.scheduling import simulate
 from traincast.scheduling.estimates.forecasts import ForecastSpeeds, ask_of, forecast_durations, goodput
 from traincast.scheduling.sharing.step_times import NOWHERE, StepTimes, What, Where
 

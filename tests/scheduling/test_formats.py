@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.read import JobLog, load_jobs
+from traincast import FileFormatError, JobLog
+from traincast.scheduling.joblogs.read import load_jobs
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
 HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"

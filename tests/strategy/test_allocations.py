@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.measured.test_finetune import read
-from traincast.strategy import Request
+from traincast import Request
 from traincast.strategy.memory.allocations import StepAllocations, allocations_of, simulate
 from traincast.strategy.prepare import memory_by_stage, prepare
 

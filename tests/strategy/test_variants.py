@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import graph_of
+from traincast import Cluster, load_cluster
 from traincast.ask import Training
-from traincast.cluster import Cluster, load_cluster
 from traincast.cluster.hardware import joined
 from traincast.estimate.collectives.laws import nic_bandwidth
 from traincast.resolve import resolve
-from traincast.strategy import lower, parse_strategy
-from traincast.strategy.lower import Lowered
-from traincast.strategy.mesh import Mesh
+from traincast.strategy import Lowered, Mesh, lower, parse_strategy
 from traincast.strategy.uneven import balanced_shares, joined_plans, with_variants
 from traincast.strategy.variants import Variants, unmarked, variants_of
 from traincast.work import Collective, CollectiveKind, Transfer
