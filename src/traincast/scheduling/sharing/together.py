@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.simulate.event_state import Uses
-from traincast.simulate.events import execute_events
+from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.strategy.costs import ragged, starts_of
 
 Floats = npt.NDArray[np.float64]
@@ -284,7 +283,7 @@ def run_steps(
         resource.append(np.array(names, dtype=np.int64)[part.use_resource])
     tasks = starts_of(np.array([len(part.duration) for part in parts], dtype=np.int64))
     lanes = starts_of(np.array([len(part.by_arrival) for part in parts], dtype=np.int64))
-    _, end = execute_events(
+    _, end = execute_queue(
         np.concatenate([part.duration for part in parts]),
         lane_start=_chained([part.lane_start for part in parts]),
         lanes=np.concatenate([part.lanes + first for part, first in zip(parts, lanes[:-1], strict=True)]),
