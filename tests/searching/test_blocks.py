@@ -20,7 +20,8 @@ from traincast.searching.bulk.works import Works
 from traincast.strategy import Segment
 from traincast.strategy.plan import Overlap
 from traincast.strategy.prepare import prepare
-from traincast.strategy.program.block import Behind, BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Behind, Item
 from traincast.strategy.schedules import Pass
 from traincast.work import Launch, Transfer, Work
 

@@ -125,7 +125,8 @@ class StepTimes:
     def program(self, what: What, where: Where) -> StepProgram | ServerProgram | None:
         """Return the step as a program that can run beside others; ``None`` if the job cannot run there.
 
-        Its use of NICs is a share of all NICs of a node, of which a job has the part that belongs to its GPUs.
+        The program states its use of the network as a share of all NICs of a node. A job that holds only some GPUs of
+        a node uses at most the NICs that belong to these GPUs.
         """
         even = _evened(_used(what, where))
         if not math.isfinite(self.step_s(what, even)):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import request_of
-from traincast.strategy.memory import activations
-from traincast.strategy.memory.activations import Footprint
+from traincast.strategy.memory import footprint
+from traincast.strategy.memory.footprint import Footprint
 from traincast.strategy.prepare import prepare
 from traincast.strategy.program.block import BlockProgram
 
@@ -84,7 +84,7 @@ def test_whole_tensors_around_tensor_parallel_collectives_count(monkeypatch: pyt
         return max(p.footprint.backward for p in prepare(named).programs if p.footprint.products)
 
     with_them = most("with")
-    monkeypatch.setattr(activations, "_TENSOR_BUFFERS", 0.0)
+    monkeypatch.setattr(footprint, "_TENSOR_BUFFERS", 0.0)
     assert with_them - most("without") == 4 * 2 * SEQ * HIDDEN
 
 
