@@ -22,7 +22,6 @@ import traincast
 from tests.documents import ANY_FENCE, PAGE_NAMES, ROOT, fences, text_of
 from traincast import report
 from traincast.cli.main import VERBS, app, main
-from traincast.cli.options import RENAMED
 from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
 from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
@@ -318,7 +317,6 @@ def test_every_option_is_in_the_reference_and_the_other_way_round() -> None:
                 known |= {*parameter.opts, *parameter.secondary_opts}
                 for option in parameter.opts:
                     assert re.search(rf"`{re.escape(option)}[ `]", reference), f"{verb} {option} is not in reference.md"
-    known |= {old for renames in RENAMED.values() for old in renames}  # named as what is refused
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", reference)) <= known
 
 

@@ -7,7 +7,8 @@ import pytest
 from tests.conftest import devices
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError, UnknownNameError
-from traincast.searching.choices import clusters_to_try, parse_nodes
+from traincast.searching.ask import parse_nodes
+from traincast.searching.choices import clusters_to_try
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,6 @@ profile.add_command(machine)
 @options.source()
 @options.output("the table (.parquet).")
 @options.json()
-@options.renamed("profile operators")
 def operators(
     sources: str,
     batch: int,
@@ -211,7 +210,6 @@ def operators(
 )
 @options.output("the table (.parquet); rank 0 writes it.")
 @options.json()
-@options.renamed("profile collectives")
 def collectives(
     ops: str | None,
     sizes: str,
@@ -330,7 +328,6 @@ def _pattern(line: Mapping[str, Any]) -> str:
 @click.option("--families", is_flag=True, help="Print how many operators of each type the CNN families have.")
 @options.output("the operator set (.json); `traincast profile operators --from` reads it.", required=False)
 @options.json()
-@options.renamed("profile opset")
 def opset(
     layers_per_type: int,
     size: str,

@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeAlias
 from traincast.brief import Brief, BriefTable
 from traincast.report import JobForecast, Report
 from traincast.report.job import price_per_s
+from traincast.searching.ask import Objective
 from traincast.searching.bulk.columns import StrategyColumns
-from traincast.searching.problem import Limits, Objective, SpaceCounts
+from traincast.searching.problem import Limits, SpaceCounts
 from traincast.strategy import Request, Strategy
 from traincast.units import format_bytes, format_seconds
 

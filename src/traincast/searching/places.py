@@ -12,8 +12,9 @@ import numpy.typing as npt
 from traincast.errors import NoneAcceptedError, StrategyError
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.answer import Candidate, Place, Status
+from traincast.searching.ask import Objective
 from traincast.searching.bulk.columns import StrategyColumns
-from traincast.searching.problem import Limits, Objective, Problem
+from traincast.searching.problem import Limits, Problem
 from traincast.searching.ranking import Made, Ranking
 from traincast.strategy import Request
 from traincast.strategy.prepare import need_only
