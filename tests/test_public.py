@@ -54,7 +54,7 @@ PUBLIC = {
     "StrategyError",
     "TensorSpec",
     "Timeline",
-    "Trace",
+    "JobLog",
     "TraceDiff",
     "TraceSummary",
     "TraincastError",

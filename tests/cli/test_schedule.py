@@ -14,7 +14,7 @@ import pytest
 
 from traincast.cli.main import main
 from traincast.scheduling import POLICIES, Metrics
-from traincast.scheduling.output import COLUMNS
+from traincast.scheduling.queue.outcome import COLUMNS
 
 JOBS = str(Path(__file__).parents[2] / "examples" / "jobs.csv")
 ON = ["--nodes", "2x8"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from traincast.fitting.operators.fno_inception import ConvInception, FNOInception
+from traincast.fitting.operators.fi_net import ConvInception, FNOInception
 from traincast.fitting.train import Examples, TrainConfig, train_network
 
 LENGTH, WIDTH = 16, 8

@@ -16,8 +16,7 @@ from traincast.engines import load_engine
 from traincast.report import JobForecast
 from traincast.report.page import write_page as write_forecast
 from traincast.report.report import BundleUse
-from traincast.resources.forecasting import forecast_curves, resources_of
-from traincast.resources.output import page_data
+from traincast.resources.forecasting import forecast_curves, page_data, resources_of
 from traincast.scheduling import FailureLaw, Failures
 from traincast.scheduling.page import write_page as write_schedule
 from traincast.scheduling.policies import POLICIES

@@ -16,11 +16,11 @@ from traincast.estimate.events.file import CARD, read_card, read_rows
 from traincast.estimate.events.keys import operator_key
 from traincast.graph import Operator, OpKind
 from traincast.journal import Journal
-from traincast.profiling.contention import quiet
 from traincast.profiling.events.measure import journal_of, measure_events, plan_events
 from traincast.profiling.events.network import trimmed
 from traincast.profiling.events.request import EventsRequest, messages_of, needed_works
 from traincast.profiling.events.steps import OperatorWatch, StepTimer, TimedSteps, TrainingStep, training_step
+from traincast.profiling.timing import quiet
 from traincast.strategy import lower
 
 DEEP = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8"

@@ -18,8 +18,7 @@ from click.testing import CliRunner
 import traincast
 from traincast.cli.monitor import monitor as verb
 from traincast.errors import FileFormatError, RequestError
-from traincast.profiling.monitor.sample import Monitored, monitor
-from traincast.profiling.monitor.sources import COLUMNS
+from traincast.profiling.monitor.sample import COLUMNS, Monitored, monitor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")
 

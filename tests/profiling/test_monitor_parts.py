@@ -13,7 +13,7 @@ from traincast.profiling.monitor.device_counter import FOLDER, DeviceCounter, De
 from traincast.profiling.monitor.network import link_rate, totals_of
 from traincast.profiling.monitor.nvml import GpuReader
 from traincast.profiling.monitor.process import ProcessTree, stat_of
-from traincast.profiling.monitor.ticks import Ticks
+from traincast.profiling.monitor.sample import Ticks
 
 NET = """Inter-|   Receive           |  Transmit
  face |bytes packets errs …  |bytes …

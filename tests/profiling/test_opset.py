@@ -13,9 +13,14 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.graph import OpKind, Phase
 from traincast.profiling.operators.executors import executor_of, memory_of, reason_not_to_run
 from traincast.profiling.operators.measure import OperatorRequest, operators_of
-from traincast.profiling.operators.opset import operator_set, operator_set_by_type
-from traincast.profiling.operators.opset_families import COLUMNS, operators_by_family
-from traincast.profiling.operators.opset_files import load_operator_set, save_operator_set
+from traincast.profiling.operators.opset import (
+    COLUMNS,
+    load_operator_set,
+    operator_set,
+    operator_set_by_type,
+    operators_by_family,
+    save_operator_set,
+)
 from traincast.profiling.operators.opset_layers import TYPES, Operators
 from traincast.profiling.operators.opset_shapes import CNN_MODELS
 from traincast.profiling.rows import key_of

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from traincast.scheduling import FailureEvent
-from traincast.scheduling.queue.failure_list import load_failure_events
+from traincast.scheduling.queue.failures import load_failure_events
 
 
 def test_every_row_is_a_failure(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.conftest import devices
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError, UnknownNameError
 from traincast.searching.ask import parse_nodes
-from traincast.searching.choices import clusters_to_try
+from traincast.searching.places import clusters_to_try
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from tests.conftest import AnalyticalCostModel
 from tests.searching.problems import CNN, DEEP, MOE, TINY, all_families, evaluated, request_for, with_strategy
 from traincast.errors import StrategyError
 from traincast.forecast import estimates_of
+from traincast.searching.bulk.evaluate import needs_whole_plans
 from traincast.searching.bulk.steps import shortened
-from traincast.searching.bulk.whole import needs_whole_plans
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem

@@ -17,9 +17,8 @@ from tests.testbed.serving import PIECES, setup_of
 from traincast.simulate.servers import measure
 from traincast.strategy.servers.setup import ServerSetup
 from traincast.strategy.servers.tasks import ServerRole
-from traincast.testbed.network.network import loopback, shaped
-from traincast.testbed.parallel.server_spans import ServerSpan, rows_of, timeline_of
-from traincast.testbed.parallel.servers import nodes_of, shards_of
+from traincast.testbed.network import loopback, shaped
+from traincast.testbed.parallel.servers import ServerSpan, nodes_of, rows_of, shards_of, timeline_of
 from traincast.testbed.rank.launch import launch
 
 STEPS = 6

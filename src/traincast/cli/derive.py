@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import click
 from msgspec import Meta
 
-from traincast.ask import Declared, declared
+from traincast.ask import MAX_BATCH, Declared, declared
 from traincast.cli.options import SEED, TIME, Count
 
 _FIRST: Final = ("cluster", "global_batch", "strategy")
@@ -50,10 +50,9 @@ def asks(*records: type, defaults: Mapping[str, Any] | None = None) -> Callable[
 def words_of(ask: Any) -> list[str]:
     """Return the words of the command line that mean ``ask``: its arguments, then the options that were stated."""
     found = {one.name: one for one in _shown(type(ask), nested=False)}
-    order = _ordered(found)
-    words = [str(getattr(ask, name)) for name in order if _is_argument(found[name])]
-    for name in order:
-        one, value = found[name], getattr(ask, name)
+    words = [str(getattr(ask, name)) for name in found if _is_argument(found[name])]
+    for name, one in found.items():
+        value = getattr(ask, name)
         if _is_argument(one) or value == one.default or isinstance(value, bool):
             continue
         for each in value if isinstance(value, tuple) else (value,):
@@ -113,18 +112,16 @@ def _parameter(one: Declared, defaults: Mapping[str, Any]) -> Callable[[Any], An
     if _kinds(one.kind) == [bool]:
         return click.option(_flag(one), one.name, is_flag=True, help=text)
     default = defaults.get(one.name, one.default)
-    shown = (
-        not several and default not in (MISSING, None, "", ()) and not (isinstance(default, bool | float) and not default)
-    )
-    more: dict[str, Any] = {} if one.option.bare is None else {"is_flag": False, "flag_value": one.option.bare}
+    shown = not several and default not in (MISSING, None, "", ()) and default is not True and not _is_zero(default)
+    more: dict[str, Any] = {"default": default, "show_default": True} if shown else {}
+    if one.option.bare is not None:
+        more |= {"is_flag": False, "flag_value": one.option.bare}
     return click.option(
         *filter(None, (one.option.short, _flag(one))),
         one.name,
         type=_type(one),
         multiple=several,
         required=default is MISSING,
-        default=default if shown else None,
-        show_default=shown,
         metavar=one.option.metavar,
         help=f"{text} {_AGAIN}" if several else text,
         **more,
@@ -164,7 +161,7 @@ def _type(one: Declared) -> Any:
     limits = next((note for note in getattr(kinds[0], "__metadata__", ()) if isinstance(note, Meta)), None)
     if limits is None:
         return kinds[0]
-    return SEED if limits.ge == 0 else Count(most=limits.le or math.inf)
+    return SEED if limits.ge == 0 else Count(most=limits.le if limits.le and limits.le < MAX_BATCH else math.inf)
 
 
 def _short(value: object) -> str:

@@ -45,6 +45,9 @@ class Count(_Whole):
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
 
+    def __repr__(self) -> str:
+        return f"Count({self.most:g})"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; text is read by :func:`traincast.units.parse_count`, a default is a number already."""
         count = parse_count(value, what=_name(param)) if isinstance(value, str) else int(value)

@@ -342,9 +342,7 @@ def opset(
 
     Their sizes are those of published layers and others close to them.
     """
-    from traincast.profiling.operators.opset import operator_set_by_type
-    from traincast.profiling.operators.opset_families import operators_by_family
-    from traincast.profiling.operators.opset_files import save_operator_set
+    from traincast.profiling.operators.opset import operator_set_by_type, operators_by_family, save_operator_set
     from traincast.profiling.rows import PHASES
 
     if output is not None and not output.endswith(".json"):

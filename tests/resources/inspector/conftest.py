@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from traincast.fitting.inspector.examples import examples_of, types_of
+from traincast.fitting.inspector.fit import examples_of, types_of
 from traincast.fitting.inspector.runs import ObservedRun, request_of
 from traincast.fitting.inspector.train import RunExamples
 from traincast.resources.bursts import ResourceUse

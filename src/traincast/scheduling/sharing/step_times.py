@@ -144,7 +144,7 @@ class StepTimes:
         if even.num_racks < 2 or not self.cluster.uplink or not math.isfinite(self.step_s(what, even)):
             return None
         if (what, even) not in self._switch_programs:
-            from traincast.scheduling.sharing.switch_programs import switch_program
+            from traincast.scheduling.sharing.programs import switch_program
 
             self._switch_programs[what, even] = switch_program(self._predicted(what, even), self.cluster.uplink)
         return self._switch_programs[what, even]

@@ -3,6 +3,10 @@
 What a single forecast makes anew is shared here: works are estimated once per distinct shape over the whole search,
 programs of blocks once per family, layouts once per way to cut and shard. What is left for each strategy is a compiled
 loop over its slots. Memory comes first, so that what does not fit is never simulated.
+
+A search puts steps together from templates of blocks (:mod:`traincast.searching.bulk.outline`). A runtime that cuts
+buckets inside a block, or whose messages wait for both sides, does not fit these templates. Its members are laid out
+and evaluated one by one, as single forecasts are.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from traincast.searching.bulk.family import NOT_RUN, Batch, Blocks, Cut, Evaluat
 from traincast.searching.bulk.memory import MemberMemory
 from traincast.searching.bulk.outline import Outline, Outliner, stand_ins
 from traincast.searching.bulk.rounds import slots_of_way, stages_of, step_of
-from traincast.searching.bulk.steps import step_seconds, timed
-from traincast.searching.bulk.whole import needs_whole_plans, run_whole
+from traincast.searching.bulk.steps import slots_of, step_seconds, timed
 from traincast.searching.bulk.works import Works
 from traincast.searching.space import OFFLOADS, Axes, Family, Way, ways
+from traincast.simulate import Evaluator
 from traincast.strategy import Request
 from traincast.strategy.lower import Layout
 from traincast.strategy.memory.peak import footprints_of
@@ -41,11 +45,36 @@ from traincast.strategy.program.block import BlockProgram
 from traincast.strategy.program.builder import ProgramBuilder
 from traincast.strategy.program.embedding_tables import has_tables
 from traincast.strategy.program.experts import overlap_of_batches
+from traincast.strategy.program.precision import Precision
+from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.schedules.slots import merge_compiled
 from traincast.strategy.stages import rough_seconds
 from traincast.strategy.strategy import Offload
 from traincast.work import Transfer, Work
+
+
+def needs_whole_plans(runtime: Runtime) -> bool:
+    """Whether steps of ``runtime`` are laid out as whole plans."""
+    return runtime.exchange.rendezvous or runtime.exchange.bucket_cut != "block" or not runtime.exchange.overlap_shards
+
+
+def run_whole(entry: EvaluatedFamily, works: Works, precision: Precision) -> None:
+    """Fills in the seconds of all members that fit."""
+    family = entry.family
+    plans = []
+    for batch in entry.batches:
+        way, pieces = batch.way, entry.cuts[batch.cut].pieces
+        slots, _ = slots_of(way.schedule, family.degrees.pp, family.num_microbatches, way.chunks)
+        prepared = replace(entry.prepared(entry.programs_of(way), pieces, way, precision), slots=slots)
+        for at in np.flatnonzero(batch.load <= 1.0).tolist():
+            request = replace(entry.request, strategy=entry.strategy(batch, entry.sharings[at]))
+            plan = Layout(request=request, prepared=prepared).plan("segment")
+            plans.append((batch, at, plan, np.array([works.number(work) for work in plan.works], dtype=np.int64)))
+    seconds = works.settle()
+    for batch, at, plan, numbers in plans:
+        batch.seconds[at] = Evaluator(plan)(seconds[numbers])
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
