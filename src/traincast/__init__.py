@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from traincast.profiling.collectives.cases import CollectiveRequest
     from traincast.profiling.monitor.sample import Monitored
     from traincast.profiling.operators.measure import OperatorRequest
-    from traincast.profiling.outcome import Profile
+    from traincast.profiling.output import Profile
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, Report
     from traincast.resources.bursts import ResourceUse
@@ -100,7 +100,7 @@ _HOMES = {
     "traincast.graph.load": "capture",
     "traincast.profiling.collectives.cases": "CollectiveRequest",
     "traincast.profiling.operators.measure": "OperatorRequest",
-    "traincast.profiling.outcome": "Profile",
+    "traincast.profiling.output": "Profile",
     "traincast.profiling.monitor.sample": "Monitored",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast Report",

@@ -111,9 +111,6 @@ HTML: Final = Option("Write a self-contained HTML page to FILE.", "FILE")
 EXPLAIN: Final = Option("Print all warnings, not only the five most important ones.")
 ENGINE: Final = Option("Where the workers run: local (this machine) or ray (a Ray cluster).", "NAME")
 ADDRESS: Final = Option("Address of the Ray cluster. A local one is started if omitted.", "ADDRESS")
-HZ: Final = Option(
-    "Samples per second, as a monitor would take them; 0: as fine as the simulation. Default: 50.", "RATE"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

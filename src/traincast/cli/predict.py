@@ -15,12 +15,13 @@ from traincast.cli.cost_model import inspector_in
 from traincast.cli.derive import asks
 from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.inspected import inspected_by, show_inspected
-from traincast.cli.options import HZ, ForecastShown
+from traincast.cli.options import ForecastShown
 from traincast.cli.output import console, files_of, loaded_cluster, print_json, traced
 from traincast.cli.predict_tables import show
 from traincast.cli.resource_tables import Drawn, drawn_by, show_drawn
 from traincast.errors import RequestError
 from traincast.files import check_outputs
+from traincast.resources.ask import RATE
 from traincast.units import parse_count
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Shown(ForecastShown):
     resources: Annotated[bool, Option("Show what the step draws over time from devices, memory, network and host.")] = (
         False
     )
-    hz: Annotated[float | None, HZ] = None
+    hz: Annotated[float | None, RATE] = None
     resources_csv: Annotated[str | None, Option("Write the use of resources over time to FILE, as CSV.", "FILE")] = None
     trace: Annotated[
         str | None, Option("Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank.", "FILE")
