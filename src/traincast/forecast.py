@@ -20,7 +20,6 @@ from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
 from traincast.graph import Operator, OperatorGraph, Phase
 from traincast.graph.load import load_model
-from traincast.graph.optimizers import with_optimizer
 from traincast.graph.tuning.tune import FineTuning, fine_tuned, parse_fine_tuning
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.advice import advice_of
@@ -211,7 +210,7 @@ def make_request(
     )
     graph = fine_tuned(graph, tuning)
     if isinstance(optimizer, str):
-        graph = with_optimizer(graph, optimizer)
+        graph = graph.with_optimizer(optimizer)
     chosen = load_precision(usual_precision(graph, place) if precision is None else precision)
     return Request(
         graph=graph,

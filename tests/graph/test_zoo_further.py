@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import graph_of
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
 from traincast.errors import TraincastError
-from traincast.graph.operator import OpKind, Phase
+from traincast.graph.vocabulary import OpKind, Phase
 from traincast.graph.work_amount import model_flops
 from traincast.graph.zoo import Traceable, build, card, names
 

@@ -12,7 +12,7 @@ from torch import nn
 from tests.conftest import graph_of
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
 from traincast.errors import TraincastError
-from traincast.graph.operator import Phase
+from traincast.graph.vocabulary import Phase
 from traincast.graph.zoo import Traceable, build, card, names
 
 FAMILIES = ("nnunet", "vnet", "unet-industrial", "jasper", "quartznet", "electra", "ncf")

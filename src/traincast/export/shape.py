@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from traincast.errors import RequestError, StrategyError
 from traincast.graph import OperatorGraph, Phase
-from traincast.graph.optimizers import BYTE_OPTIMIZERS, PAGED_OPTIMIZERS
+from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import ModelCard, card
 from traincast.strategy import Request, Strategy
 from traincast.strategy.prepare import prepare
@@ -189,7 +189,7 @@ def check_full_training(framework: str, graph: OperatorGraph) -> None:
     if tuning:
         raise refuse(framework, str(tuning), "it has no setting for it; use deepspeed, whose models are your own code")
     optimizer = optimizer_of(graph)
-    if optimizer in BYTE_OPTIMIZERS | PAGED_OPTIMIZERS:
+    if not optimizer_called(optimizer).ordinary:
         raise refuse(framework, f"optimizer {optimizer}", "it has no such optimizer; use deepspeed with your own code")
 
 

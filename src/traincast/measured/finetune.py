@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.graph import DType
-from traincast.graph.optimizers import with_optimizer
 from traincast.measured.finetune_graph import extra_tokens
 from traincast.measured.finetune_habits import USUAL, Habits
 from traincast.measured.finetune_lengths import batch_lengths, batches_of, varied
@@ -131,7 +130,7 @@ def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
     name = _optimizer(row, assumed)
     if name:
         runtime = replace(runtime, update_share=0.0, update_passes=1)  # one kernel updates everything in place
-        request = replace(request, graph=with_optimizer(request.graph, name))
+        request = replace(request, graph=request.graph.with_optimizer(name))
     request = replace(request, precision=precision, runtime=runtime)
     request = replace(request, strategy=replace(request.strategy, offload=_offload(row, request, assumed)))
     if tuning.method != "full" and request.strategy.zero == 3 and runtime.frees_gradients and _year(row) < _RESHARDS:

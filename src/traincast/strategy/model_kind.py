@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-from traincast.graph import OperatorGraph, OpKind
+from traincast.graph import OperatorGraph
+from traincast.graph.vocabulary import CONVOLUTIONS
 
 ModelKind: TypeAlias = Literal["images", "sequences", "tables"]
 
@@ -22,14 +23,14 @@ _PLANE: Final = 4
 
 
 @lru_cache(maxsize=256)
-def kind_of(graph: OperatorGraph) -> ModelKind:
+def model_kind(graph: OperatorGraph) -> ModelKind:
     """Returns the kind of the model that ``graph`` trains."""
     total = images = 0.0
     for block in graph.blocks:
         for op in (graph.operators[i] for i in block.forward):
             flops = op.flops * block.count
             total += flops
-            if op.kind in (OpKind.CONV, OpKind.DEPTHWISE_CONV) and len(op.inputs[1].shape) >= _PLANE:
+            if op.kind in CONVOLUTIONS and len(op.inputs[1].shape) >= _PLANE:
                 images += flops
     if images > _MOSTLY * total:
         return "images"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
 from traincast.fitting.rows.values import BOTH, FORWARD, Built, Operation, ParsedRow, size_of, tensor
-from traincast.graph import DType, OpKind, TensorSpec
+from traincast.graph import DType, TensorSpec
 from traincast.tables import RowError
 
 NODE: Final = "graph:"
@@ -41,18 +40,15 @@ def _node_tensors(row: ParsedRow) -> tuple[list[TensorSpec], TensorSpec]:
     return specs, tensor(row.dtype, *(size_of(x, "a dim") for x in out))
 
 
-def _node(kind: OpKind) -> Callable[[ParsedRow], Built]:
-    def build(row: ParsedRow) -> Built:
-        inputs, out = _node_tensors(row)
-        return kind, tuple(inputs), (out,), None
-
-    return build
+def _node(row: ParsedRow) -> Built:
+    inputs, out = _node_tensors(row)
+    return tuple(inputs), (out,), None
 
 
 def _node_dropout(row: ParsedRow) -> Built:
     if "-inf-" in str(row.params.get("model", "")):
         raise RowError("dropout does nothing outside training")
-    return _node(OpKind.DROPOUT)(row)
+    return _node(row)
 
 
 def _node_product(row: ParsedRow) -> Built:
@@ -61,7 +57,7 @@ def _node_product(row: ParsedRow) -> Built:
     if len(inputs) != 2 or len(inputs[0].shape) < 3 or len(inputs[1].shape) != len(inputs[0].shape):
         raise RowError("the inputs of the product are not two stacks of matrices")
     a, b = (tensor(t.dtype, math.prod(t.shape[:-2]), *t.shape[-2:]) for t in inputs)
-    return OpKind.BATCHED_GEMM, (a, b), (tensor(out.dtype, a.shape[0], a.shape[1], b.shape[2]),), None
+    return (a, b), (tensor(out.dtype, a.shape[0], a.shape[1], b.shape[2]),), None
 
 
 def _node_linear(row: ParsedRow) -> Built:
@@ -70,30 +66,30 @@ def _node_linear(row: ParsedRow) -> Built:
     x = inputs[1] if len(inputs) == 3 else inputs[0]
     m, k, n = math.prod(x.shape[:-1]), x.shape[-1], out.shape[-1]
     t = row.dtype
-    return OpKind.GEMM, (tensor(t, m, k), tensor(t, k, n)), (tensor(t, m, n),), {"bias": True}
+    return (tensor(t, m, k), tensor(t, k, n)), (tensor(t, m, n),), {"bias": True}
 
 
 def _node_embedding(row: ParsedRow) -> Built:
     """A look-up in a table. A layer does not state the height of the table, which has no effect on the time."""
     inputs, out = _node_tensors(row)
     indices = tensor(DType.INT64, *inputs[0].shape)
-    return OpKind.EMBEDDING, (indices,), (out,), None
+    return (indices,), (out,), None
 
 
 _LINEAR: Final = Operation("gemm_bias", _node_linear, BOTH)
-_NORM: Final = Operation("layernorm", _node(OpKind.LAYER_NORM), BOTH)
+_NORM: Final = Operation("layernorm", _node, BOTH)
 _DROPOUT: Final = Operation("dropout", _node_dropout, BOTH)
 _LOOK_UP: Final = Operation("embedding", _node_embedding, BOTH)
 _NODES: Final[dict[str, Operation]] = {
     "addmm": _LINEAR,
     **dict.fromkeys(("bmm", "matmul"), Operation("bmm", _node_product, BOTH)),
-    **{name: Operation(name, _node(OpKind.ELEMENTWISE), BOTH) for name in ("mul", "pow", "where")},
+    **{name: Operation(name, _node, BOTH) for name in ("mul", "pow", "where")},
     # Their backward passes the gradient on and runs no kernel.
-    **{name: Operation(name, _node(OpKind.ELEMENTWISE), FORWARD) for name in ("add", "sub")},
-    "truediv": Operation("div", _node(OpKind.ELEMENTWISE), BOTH),
-    **dict.fromkeys(("masked_fill", "masked_fill_"), Operation("masked_fill", _node(OpKind.ELEMENTWISE), BOTH)),
-    **{name: Operation(name, _node(OpKind.ACTIVATION), BOTH) for name in ("relu", "gelu", "tanh")},
-    "softmax": Operation("softmax", _node(OpKind.SOFTMAX), BOTH),
+    **{name: Operation(name, _node, FORWARD) for name in ("add", "sub")},
+    "truediv": Operation("div", _node, BOTH),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), Operation("masked_fill", _node, BOTH)),
+    **{name: Operation(name, _node, BOTH) for name in ("relu", "gelu", "tanh")},
+    "softmax": Operation("softmax", _node, BOTH),
     "embedding": _LOOK_UP,
     "dropout": _DROPOUT,
     **dict.fromkeys(

@@ -23,6 +23,7 @@ from traincast.fitting.rows.tokens import TOKEN_OPERATIONS
 from traincast.fitting.rows.values import PHASES, Operation, ParsedRow, dtype_of, parsed
 from traincast.graph import Operator, OpKind
 from traincast.graph.operator import NO_ATTRIBUTES
+from traincast.graph.vocabulary import POINTWISE, kind_of
 from traincast.tables import RowError
 
 _NO_COST: Final = frozenset({"module", "unknown"})
@@ -72,7 +73,11 @@ def operator_of(config: RowConfig) -> Operator:
     if phase not in operation.phases:
         raise RowError(f"{config.op} runs nothing in phase {config.phase!r}")
     row = ParsedRow(config.op, dtype_of(config.dtype), config.b, config.m, config.n, config.k, params)
-    kind, inputs, outputs, attributes = operation.build(row)
+    inputs, outputs, attributes = operation.build(row)
+    kind = kind_of(operation.name, source="table")
+    assert kind is not None, "every operation is in the vocabulary"
+    if kind is OpKind.GEMM and len(inputs[0].shape) > 2:
+        kind = OpKind.BATCHED_GEMM
     return Operator(
         name=f"{operation.name}.{phase}",
         kind=kind,
@@ -115,7 +120,7 @@ def _rows_and_columns(shape: tuple[int, ...]) -> str:
 
 
 _KEY_SIZES: Final[dict[OpKind, Callable[[tuple[int, ...]], str]]] = {
-    **dict.fromkeys((OpKind.ACTIVATION, OpKind.ELEMENTWISE, OpKind.DROPOUT), _elements),
+    **dict.fromkeys(POINTWISE, _elements),
     **dict.fromkeys((OpKind.LAYER_NORM, OpKind.SOFTMAX, OpKind.LOSS, OpKind.EMBEDDING), _rows_and_columns),
 }
 

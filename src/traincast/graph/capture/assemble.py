@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from traincast.graph.capture.repeats import Repeat
-from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, Phase
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import Phase
 
 _NONE: Final = -1
 _Place: TypeAlias = tuple[int, int] | None

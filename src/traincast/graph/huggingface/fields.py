@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from traincast.errors import RequestError
-from traincast.graph.operator import Scalar
+from traincast.graph.vocabulary import Scalar
 
 DEFAULT_SEQ: Final = 4096
 """The sequence length of a configuration that accepts more: the maximum is not what a model is trained with."""

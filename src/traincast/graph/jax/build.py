@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from traincast.graph.jax.flat import Flattened, JaxArray
 from traincast.graph.jax.kernels import Kernel
 from traincast.graph.jax.operators import convolution, operators_of, spec
-from traincast.graph.operator import Block, Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.operator import Block, Operator, OperatorGraph
+from traincast.graph.optimizers import optimizer_with
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase
 
 
 @dataclass(slots=True)
@@ -313,5 +315,5 @@ def updates_of(
         same = [c for c in state if c.shape == cell.shape]
         trained = [c for c in same if id(c) in weights]
         states = min(2, round((len(same) - len(trained)) / len(trained)))
-        result.append((spec(cell), ("sgd-plain", "sgd", "adamw")[states], states, cell))
+        result.append((spec(cell), optimizer_with(states), states, cell))
     return result

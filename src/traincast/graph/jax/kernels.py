@@ -14,40 +14,8 @@ from typing import Final
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.flat import Equation, Flattened, JaxArray
 from traincast.graph.jax.layouts import reshaped, transposed, uncollapsible
-from traincast.graph.operator import OpKind, Phase
+from traincast.graph.vocabulary import JAX_VIEWS, OpKind, Phase, kind_of
 
-VIEWS: Final = frozenset(
-    """
-    broadcast_in_dim reshape transpose squeeze expand_dims copy copy_p stop_gradient sharding_constraint name slice
-    split optimization_barrier rev real imag device_put pvary reduce_precision
-    """.split()
-)
-SINGLE: Final[dict[str, OpKind]] = {
-    "dot_general": OpKind.GEMM,
-    "conv_general_dilated": OpKind.CONV,
-    "gather": OpKind.GATHER,
-    "scatter": OpKind.GATHER,
-    "scatter-add": OpKind.GATHER,
-    "scatter_add": OpKind.GATHER,
-    "sort": OpKind.GATHER,
-    "top_k": OpKind.GATHER,
-    "dynamic_slice": OpKind.GATHER,
-    "dynamic_update_slice": OpKind.GATHER,
-    "concatenate": OpKind.COPY,
-    "pad": OpKind.COPY,
-    "clone": OpKind.COPY,
-    "reduce_window": OpKind.POOL,
-    "reduce_window_max": OpKind.POOL,
-    "reduce_window_min": OpKind.POOL,
-    "reduce_window_sum": OpKind.POOL,
-    "select_and_scatter_add": OpKind.POOL,
-    "select_and_gather_add": OpKind.POOL,
-    "cumsum": OpKind.REDUCTION,
-    "cumlogsumexp": OpKind.REDUCTION,
-    "cumprod": OpKind.REDUCTION,
-    "argmax": OpKind.REDUCTION,
-    "argmin": OpKind.REDUCTION,
-}
 _RANDOM: Final = ("random", "threefry", "iota", "rng")
 _BY_RESULT: Final = frozenset({"max", "tanh", "logistic", "exp"})
 """Functions that are differentiated by their result."""
@@ -77,7 +45,7 @@ class Kernel:
     def single(self) -> str:
         """The primitive, if it is a kernel by itself, else nothing."""
         name = self.equations[0].name
-        return name if name in SINGLE else ""
+        return name if kind_of(name, source="jax") else ""
 
 
 def find_kernels(flat: Flattened, phases: Sequence[Phase], trained: Iterable[JaxArray]) -> list[Kernel]:
@@ -98,7 +66,7 @@ class _Joiner:
         self._open: dict[tuple[object, ...], Kernel] = {}
         self._makers: dict[int, Kernel] = {}
         self._trained = {id(cell) for cell in trained}
-        self._mixed = {e.place[:2] for e in flat.equations if e.name in SINGLE}
+        self._mixed = {e.place[:2] for e in flat.equations if kind_of(e.name, source="jax")}
         self._copies: dict[tuple[object, ...], JaxArray] = {}
         self._clipped: dict[int, JaxArray] = {}
 
@@ -122,7 +90,7 @@ class _Joiner:
         if equation.name == "add_any" and any(c.known for c in equation.inputs):  # the first term of a sum
             equation.outputs[0].source = next(c for c in equation.inputs if not c.known)
             return
-        if equation.name in SINGLE:
+        if kind_of(equation.name, source="jax"):
             if equation.name == "dot_general":
                 for side in (0, 1):
                     if uncollapsible(equation, side):
@@ -303,19 +271,19 @@ def _size(cell: JaxArray) -> int:
 
 def _is_view(equation: Equation) -> bool:
     """Whether an equation runs no kernel: a view, a cast, arithmetic on indices, a sum over dims of size one."""
-    if equation.name in VIEWS or equation.name == "convert_element_type" or not _computes(equation):
+    if equation.name in JAX_VIEWS or equation.name == "convert_element_type" or not _computes(equation):
         return True
     return equation.name.startswith("reduce_") and _size(equation.outputs[0]) == _size(equation.inputs[0])
 
 
 def _computes(equation: Equation) -> bool:
     """Whether an equation handles floating-point numbers; arithmetic on indices costs nothing."""
-    if equation.name in SINGLE:
+    if kind_of(equation.name, source="jax"):
         return True
     return any(c.dtype.startswith(("float", "bfloat")) for c in (*equation.inputs, *equation.outputs))
 
 
-def kind_of(kernel: Kernel) -> OpKind:
+def joined_kind(kernel: Kernel) -> OpKind:
     """What a kernel of point-wise equations and reductions is."""
     names = {e.name for e in kernel.equations}
     reduces = any(n.startswith("reduce_") for n in names)

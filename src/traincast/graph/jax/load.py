@@ -12,7 +12,8 @@ from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.build import Builder, updates_of
 from traincast.graph.jax.flat import Flattened, JaxArray
 from traincast.graph.jax.kernels import find_kernels
-from traincast.graph.operator import OperatorGraph, Phase
+from traincast.graph.operator import OperatorGraph
+from traincast.graph.vocabulary import Phase
 from traincast.imports import described, place_of
 
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.flat import JaxArray
-from traincast.graph.jax.kernels import SINGLE, Kernel, kind_of
-from traincast.graph.operator import Operator, OpKind, Phase, Scalar
+from traincast.graph.jax.kernels import Kernel, joined_kind
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase, Scalar, kind_of
 
 _DTYPES: Final = {
     "bool": DType.BOOL,
@@ -55,8 +56,8 @@ def operators_of(kernel: Kernel, trained: Mapping[int, JaxArray], forward_kind: 
     if kernel.single == "dot_general":
         kind, inputs, outputs = _product(kernel)
         name = {OpKind.GEMM: "addmm" if kernel.bias else "mm", OpKind.BATCHED_GEMM: "bmm"}[kind]
-    elif kernel.single:
-        kind = SINGLE[kernel.single]
+    elif single := kind_of(kernel.single, source="jax"):
+        kind = single
         inputs, outputs = tuple(spec(c) for c in kernel.reads), tuple(spec(c) for c in kernel.writes)
         name = kernel.single
         table = next((c for c in kernel.reads if id(c.root()) in trained), None)
@@ -72,7 +73,7 @@ def operators_of(kernel: Kernel, trained: Mapping[int, JaxArray], forward_kind: 
             kind, name = OpKind.EMBEDDING, "embedding_dense_backward"
             inputs = inputs[::-1]
     else:
-        kind = kind_of(kernel)
+        kind = joined_kind(kernel)
         if backward and forward_kind is not None and forward_kind in _NORMAL and kind is not OpKind.REDUCTION:
             kind = forward_kind
         if kind is OpKind.LAYER_NORM and not backward and _over_batch(kernel):

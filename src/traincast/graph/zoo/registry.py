@@ -17,7 +17,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import RequestError, UnknownNameError
-from traincast.graph.operator import Scalar
+from traincast.graph.vocabulary import Scalar
 from traincast.graph.zoo.known_models import known_model, known_names, spelled
 
 if TYPE_CHECKING:

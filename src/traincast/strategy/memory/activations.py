@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from traincast.graph import Block, DType, Operator, OpKind
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.liveness import BackwardBytes, most_beside
 from traincast.strategy.mesh import Group
 from traincast.strategy.program.attention import unfused_saved
 from traincast.strategy.program.cut import saved_fraction
 from traincast.strategy.program.recompute import Recomputation
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 from traincast.work import Collective
 
 if TYPE_CHECKING:

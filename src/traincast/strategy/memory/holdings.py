@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from traincast.graph import Block, DType, OperatorGraph, Phase, TensorSpec
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.program.embedding_tables import find_tables
 from traincast.strategy.program.experts import Region
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 
 if TYPE_CHECKING:
     from traincast.strategy.program.builder import ProgramBuilder

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from traincast.graph import Block, DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.optimizers import STATES
+from traincast.graph.optimizers import OPTIMIZERS
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.activations import footprint
 from traincast.strategy.memory.holdings import Holdings, holdings_of, share_of
 from traincast.strategy.mesh import Axis, Span
@@ -23,7 +24,7 @@ from traincast.strategy.program.experts import BatchOverlap, Region, cut_expert,
 from traincast.strategy.program.host_work import beside_operators
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.program.recompute import RECOMPUTATIONS, Recomputation
-from traincast.strategy.program.sharding import LINEAR, Sharding
+from traincast.strategy.program.sharding import Sharding
 from traincast.strategy.program.traffic import (
     after_lookup,
     before_rows,
@@ -160,7 +161,7 @@ class ProgramBuilder:
             frozen=holdings.frozen,
             frozen_experts=holdings.frozen_experts,
             fixed=holdings.fixed,
-            optimizer_states=STATES[first.name] if first else 0,
+            optimizer_states=OPTIMIZERS[first.name].states if first else 0,
             optimizer_name=first.name if first else "adamw",
             footprint=held,
             boundary_bytes=boundary,

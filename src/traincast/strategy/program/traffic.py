@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from traincast.graph import Block, OpKind, Phase, TensorSpec
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.mesh import Group
 from traincast.strategy.program.block import Behind, Item
 from traincast.strategy.program.embedding_tables import INDEX_BYTES, Tables
 from traincast.strategy.program.experts import Region, distinct
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 from traincast.work import CollectiveKind, Launch
 
 if TYPE_CHECKING:
