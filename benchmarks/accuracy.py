@@ -1,4 +1,4 @@
-"""Writes docs/accuracy.md and the plots in docs/accuracy/: errors of forecasts of measured runs.
+"""Writes docs/accuracy.md, the tables behind it and their plots: errors of forecasts of measured runs.
 
     python -m benchmarks.accuracy --steps steps.parquet --dp-steps dp_steps.parquet [--study study.json]
 
@@ -9,18 +9,20 @@ for the section on memory.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.page import drawings, page
+from benchmarks.page import drawings, front, tables
 from benchmarks.study import make
 from traincast.errors import TraincastError
 from traincast.validating.validate import validate
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"
+LOOKS: Final = Path(__file__).parent / "data" / "first_looks.csv"
 _CURVES: Final = ("llm-foundry",)
 
 
@@ -44,12 +46,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write_page(path: Path, study: Mapping[str, Any], *, fits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the page, and its plots into a folder of the same name beside it."""
+    """Write the page, the page of tables behind it, and the plots into a folder of the same name beside them."""
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings(study).items():
         (folder / name).write_text(drawing, encoding="utf-8")
-    path.write_text(page(study, fits=fits, folder=folder.name), encoding="utf-8")
+    with LOOKS.open(encoding="utf-8", newline="") as file:
+        path.write_text(front(study, looks=list(csv.DictReader(file))), encoding="utf-8")
+    behind = path.with_stem(f"{path.stem}-tables")
+    behind.write_text(tables(study, fits=fits, folder=folder.name), encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The prose of docs/accuracy.md that does not depend on any figure."""
+"""The prose of docs/accuracy.md and docs/accuracy-tables.md that does not depend on any figure."""
 # ruff: noqa: E501 (lines of tables)
 
 from __future__ import annotations
@@ -9,15 +9,36 @@ from typing import Final
 HEAD: Final = """\
 # Accuracy
 
-The errors of forecasts of measured training steps: by source, model, GPU, scale and strategy, with the worst cases.
+How far a forecast is from the run, in two minutes. [All tables](accuracy-tables.md) have the errors by source, model, GPU,
+scale and strategy, and the worst cases; [another page](operators.md) those of single operators and collectives.
+[Your runs](your-runs.md) says how to compare forecasts with runs of your own.
+"""
 
-One command writes this page and its plots:
+FIRST_LOOK: Final = """\
+## On a run like yours
+
+The honest test is a publisher whose runs nobody here had seen: the whole table is forecast once, before a single row is
+read, and the result is kept. Nothing is calibrated. Expect these errors on your own cluster before you have measured
+anything on it; the last column is the share of runs inside their 90 % interval:
+"""
+
+KNOWN: Final = """\
+## On published runs, with and without calibration
+
+Physics and learned operators were improved by looking at these runs, so their zero-shot errors are smaller than those
+above. A calibration with a few runs of your own cluster brings
+you to the errors called calibrated.
+"""
+
+TABLES_HEAD: Final = """\
+# Accuracy: all tables
+
+The errors of forecasts of measured training steps: by source, model, GPU, scale and strategy, with the worst cases. Read
+[the summary](accuracy.md) first. One command writes both pages and their plots:
 
 ```sh
 python -m benchmarks.accuracy --steps steps.parquet --dp-steps dp_steps.parquet
 ```
-
-For the errors of single operators and collectives, see [their page](operators.md).
 """
 
 COMPARED: Final = """\
@@ -113,95 +134,6 @@ ADVICE: Final = """\
   speed, depending on bins that rows do not state; in published runs of NeMo, BERT 4B and 100B gain 1.29. `validate steps` takes the whole length and says so.
 - Convolutions vary most between library versions and layouts; their intervals are the widest of the common operators.
 - Architectures without published operator measurements get conservative efficiencies and wider intervals.
-"""
-
-OWN_RUNS: Final = """\
-## Compare with your own runs
-
-Put your runs into a `.csv`, `.csv.gz` or `.parquet` file and run
-
-```sh
-traincast validate steps my-steps.csv
-traincast validate dp-steps my-dp-steps.csv --json
-```
-
-An empty cell or `?` means "not stated". Other columns are ignored.
-
-**`steps`**: one training step of a language model per row.
-
-| column | meaning |
-|---|---|
-| `source` | errors are grouped by it; it also tells whether a shipped calibration may have been fitted to the row |
-| `framework` | as in the `frameworks` of a [runtime](runtimes.md), alone or within a text (`PyTorch FSDP 2.4`) |
-| `model` | a name of the zoo; any name if dimensions are stated |
-| `n_layers`, `hidden`, `heads`, `kv_heads`, `ffn`, `vocab`, `params_b` | dimensions; parameters in billions |
-| `seq` | tokens per sample |
-| `gpu`, `hardware`, `n_gpus`, `gpus_per_node`, `interconnect` | device and machine, in any usual spelling |
-| `dp`, `tp`, `pp`, `cp`, `ep`, `vp` | degrees |
-| `strategy` | all of them in one text instead, as `predict` takes it; what it leaves out may stand in the other columns |
-| `zero`, `sp`, `recompute` | 0 to 3; 0 or 1; `none`, `selective` or `full` |
-| `schedule` | of the pipeline: `1f1b`, `interleaved`, `gpipe` and so on |
-| `micro_batch`, `grad_accum`, `global_batch` | samples per microbatch; microbatches; samples per step |
-| `precision` | see below |
-| `optimizer` | `adamw`, `sgd` and so on |
-| `notes` | "no optimizer" leaves the optimizer out |
-| `status` | `ok`, or `failed…` for a run that failed |
-| `step_time_s` | measured seconds per step; if empty, computed from `tokens_per_s_per_gpu` |
-| `mem_gb`, `mem_unit` | measured peak memory; the unit is GiB (1024³ bytes) unless `mem_unit` is `GB`, `MiB`, `MB` or `B` |
-
-These columns must exist, though cells may be empty: `source`, `gpu`, `n_gpus`, `seq`, `step_time_s`.
-
-The precision is the format of matrix products. `bf16`, `fp16`, `fp32` and `tf32` may be spelled `bfloat16`, `float16`, `half`
-and so on. With `amp`, `mixed` or `autocast` in its name, a 16-bit precision keeps fp32 weights. `fp8`, `float8`, `mxfp8` and
-`e4m3` with any scaling (`float8 rowwise`, `fp8-delayed`) mean fp8 products; `nvfp4`, `mxfp4` and `fp4` mean nvfp4 products. A
-row with any other precision is skipped.
-
-What a row does not state is filled in, and its `assumed` says how:
-
-| not stated | filled in |
-|---|---|
-| `recompute`, `zero`, `sp` | the default of the runtime |
-| `micro_batch` and `grad_accum`; or the whole strategy | the choice of `predict` |
-| `framework`, `precision` | the choice of `predict` for the model; `fsdp` for sharded parameters |
-| the variant of the device, the network, its adapters, `gpus_per_node` | the most common variant; the usual node of the device |
-| `vocab`, `ffn`, `kv_heads` | the default of the family or the model |
-| `seq` | the length whose FLOPs per token are `tflops_per_gpu` over `tokens_per_s_per_gpu`, if both are stated; otherwise the default of the model |
-| `heads`, `n_layers`, `hidden` | a usual shape with `params_b` parameters that `pp` and `vp` divide, if the name tells the family |
-| the width of heads | `hidden` / `heads`, or 128 if only that gives `params_b` |
-| `schedule`, `vp`, `ep`, `optimizer` | `1f1b`, or interleaved if `vp` is stated; 1; 1; AdamW |
-
-A row is skipped with the reason if its device or precision is not known, if its global batch is neither stated nor computable,
-or if its figures contradict each other: for example `dp`, `micro_batch` and `global_batch`, or a `params_b` that differs from the
-dimensions by more than a factor of 1.5.
-
-What a row states is never replaced by a default. If the row contradicts itself and one reading is clear, `assumed` has a sentence
-such as `pp contradicts n_gpus: 4, since 4·8·1 ranks exceed 16 GPUs`; otherwise the row is skipped.
-
-The text in `interconnect` may be free: the fastest network in it that is for training counts, so adapters for management or
-storage do no harm. `4X EDR` is one port with four lanes, `4x EDR` are four adapters. If it names no network, the one in `hardware`
-(`dp-steps`: `system`) counts.
-
-**`dp-steps`**: one data-parallel training step of any other model per row.
-
-| column | meaning |
-|---|---|
-| `family` | errors are grouped by it, or by `source` if it is empty |
-| `model` | a name of the zoo, in any usual spelling |
-| `framework`, `container` | the framework; its container's year and month (`21.05`) tells PyTorch 1 from 2 |
-| `gpu_model`, `gpu_mem_gb`, `system` | device and machine |
-| `n_gpus`, `n_nodes`, `gpus_per_node` | counts |
-| `interconnect` | the network between nodes, in any usual spelling (`8x HDR200 IB`, `2 x 100 GbE RoCE`) |
-| `precision` | as above |
-| `batch_per_gpu`, `grad_accum`, `global_batch` | samples per microbatch and GPU; microbatches; samples per step |
-| `seq_len`, `input_resolution` | tokens per sample, for sequence models; `224x224`, for images |
-| `parallelism` | rows whose embeddings are model-parallel are skipped |
-| `notes` | "no optimizer" leaves the optimizer out; "no TF32" computes fp32 in fp32; `mem=13.9/40.0`, GB in use of all, tells the length of an encoder's texts if `seq_len` is empty; a transformer that would not fit is taken to recompute its layers, unless the notes list how memory was saved |
-| `step_time_s`, `microstep_time_s` | measured seconds of a step and of one microbatch, which is compared if `grad_accum` is empty; if both are empty, computed from `throughput_samples_per_s` |
-
-These columns must exist: `model`, `gpu_model`, `n_gpus`, `precision`, `batch_per_gpu`, `step_time_s`.
-
-A table may not name models and schedules that are Python code (`package.module:factory`), because its author could then run
-anything on your machine. If you trust the table, `--allow-code` permits it.
 """
 
 

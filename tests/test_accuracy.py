@@ -12,13 +12,15 @@ from xml.etree import ElementTree
 import pytest
 from benchmarks import figures
 from benchmarks.accuracy import main
+from benchmarks.page import first_looks
 from benchmarks.worst import Reasons, worst
 
 SECTIONS = (
     "What is compared", "Errors on measured runs", "Errors by model, GPU, scale and strategy", "A source left out",
     "With and without the learned correction", "How many runs a calibration needs", "Picking the best strategy",
-    "Memory", "The worst cases", "What rows do not state", "Skipped rows", "Compare with your own runs",
+    "Memory", "The worst cases", "What rows do not state", "Skipped rows",
 )  # fmt: skip
+FRONT = ("On a run like yours", "On published runs, with and without calibration", "How to use these figures")
 
 
 def row(index: int, **changes: Any) -> dict[str, Any]:
@@ -80,7 +82,9 @@ def study() -> dict[str, Any]:
 def test_the_page_has_all_sections_and_links_to_plots_that_are_there(study: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps(study), encoding="utf-8")
     main(["--study", str(tmp_path / "study.json"), "--page", str(tmp_path / "accuracy.md")])
-    text = (tmp_path / "accuracy.md").read_text(encoding="utf-8")
+    front = (tmp_path / "accuracy.md").read_text(encoding="utf-8")
+    assert all(f"\n## {section}\n" in front for section in FRONT)
+    text = (tmp_path / "accuracy-tables.md").read_text(encoding="utf-8")
     assert all(f"\n## {section}\n" in text for section in SECTIONS)
     assert "| it failed | 1 |" in text
     shown = re.findall(r"\]\((accuracy/[^)]+\.svg)\)", text)
@@ -93,8 +97,27 @@ def test_the_page_has_all_sections_and_links_to_plots_that_are_there(study: dict
 
 
 def test_the_page_of_the_documents_was_written_by_the_generator() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    for name, sections in (("accuracy", FRONT), ("accuracy-tables", SECTIONS)):
+        text = (docs / f"{name}.md").read_text(encoding="utf-8")
+        assert all(f"\n## {section}\n" in text for section in sections)
+
+
+def test_the_first_page_can_be_read_in_two_minutes() -> None:
+    """About 240 words a minute; the list of weaknesses is for those who read on."""
     text = (Path(__file__).parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert all(f"\n## {section}\n" in text for section in SECTIONS)
+    assert len(text.partition("## Known weaknesses")[0].split()) < 480
+
+
+def test_first_looks_are_summed_up_by_kind() -> None:
+    look = {"kind": "steps", "date": "2030-01-01", "commit": "abc"}
+    looks = [
+        look | {"rows": "10", "median_ape": "10.0", "coverage_90": "0.5"},
+        look | {"rows": "30", "median_ape": "20.0", "coverage_90": "0.9"},
+        look | {"rows": "0", "median_ape": "", "coverage_90": ""},
+    ]
+    shown = first_looks(looks).splitlines()
+    assert shown[2] == "| language models under a stated strategy | 2 | 40 | **15 %** | 10 % … 20 % | 80 % |"
 
 
 def test_errors_are_those_of_the_rows_that_have_a_forecast(study: dict[str, Any]) -> None:

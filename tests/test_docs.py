@@ -212,9 +212,9 @@ def test_python_of_the_quickstart_runs(capsys: pytest.CaptureFixture[str]) -> No
 def test_accuracy_in_the_readme_is_that_of_the_page() -> None:
     shown = text_of("README.md").partition("## How accurate it is")[2].partition("\n## ")[0]
     figures = re.findall(r"[\d,.]+ (?:%|runs)", shown)
-    summary = " ".join(text_of("docs/accuracy.md").partition("In short")[2].partition("\n## ")[0].split())
-    assert len(figures) >= 7
-    assert [figure for figure in figures if figure not in summary and figure != "90 %"] == []
+    summary = " ".join(text_of("docs/accuracy.md").partition("## How to use")[0].split())
+    assert len(figures) >= 9
+    assert [figure for figure in figures if figure not in summary] == []
 
 
 CHEAP = ("predict", "schedule")
@@ -263,6 +263,48 @@ def test_every_console_fence_shows_an_output() -> None:
         found = list(FENCE.finditer(text_of(name)))
         assert len(found) == text_of(name).count("```console")
         assert all(match["output"].strip() for match in found), f"{name}: run python -m benchmarks.outputs"
+
+
+def test_the_first_page_names_every_verb() -> None:
+    line = re.search(r"^The verbs: (.*?)\n\n", text_of("docs/index.md"), re.M | re.S)
+    assert line is not None
+    assert set(re.findall(r"`([a-z]+)`", line[1])) == set(VERBS)
+
+
+DENIED = {
+    "reads configurations and logs of training frameworks only as rows": ("explain", "next"),
+    "Failures, and sequence lengths that vary from batch to batch, are not simulated": ("--failures", "--lengths"),
+}
+"""What the first page says is missing, and the verbs or options of ``predict`` that would make it untrue."""
+
+
+@pytest.mark.parametrize("sentence", DENIED)
+def test_what_the_first_page_denies_is_not_there(sentence: str) -> None:
+    assert sentence in text_of("docs/index.md")
+    there = dict(verbs())
+    options = {option for parameter in there["predict"].params for option in parameter.opts}
+    assert not ({*there} | options) & {*DENIED[sentence]}
+
+
+def parts() -> set[str]:
+    """Packages and modules directly below ``traincast``, and the rooms of packages as ``package/room``."""
+    root = ROOT / "src" / "traincast"
+    tops = {path.stem for path in root.glob("*.py")} - {"__init__", "__main__"}
+    return tops | {path.parent.name for path in root.glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_layout_names_every_part_of_the_house(page: str) -> None:
+    table = re.sub(r"(\.py|/)`", "`", text_of(page))
+    assert {part for part in parts() if f"`{part}`" not in table} == set()
+
+
+def test_the_layout_names_every_room() -> None:
+    rows = {line.split("|")[1]: line for line in text_of("CONTRIBUTING.md").splitlines() if line.startswith("| `")}
+    root = ROOT / "src" / "traincast"
+    for room in (path.parent for path in root.glob("*/*/__init__.py")):
+        (row,) = (row for names, row in rows.items() if f"`{room.parent.name}`" in names)
+        assert f"`{room.name}`" in row, f"{room.relative_to(root)} is missing in the layout of CONTRIBUTING.md"
 
 
 def test_every_option_is_in_the_reference_and_the_other_way_round() -> None:

@@ -46,7 +46,7 @@ def digest_of(value: object, length: int = 8) -> str:
 
 def plain(result: Any) -> Any:
     """Return a result of a public function as the plain values that the command line prints as JSON."""
-    return result.as_dict()
+    return result.to_dict()
 
 
 def digest_of_json(data: Any, length: int = 16) -> str:
