@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from traincast.ask import Training
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError, StrategyError
-from traincast.forecast import estimates_of, make_request, predict
+from traincast.forecast import estimates_of, predict
 from traincast.graph.load import load_model
+from traincast.resolve import resolve
 from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.search import search
 from traincast.searching.space import families, meshes, usual_axes
@@ -53,7 +55,9 @@ class Case:
     def request(self) -> Request:
         """The request; raises an error if its parts do not go together."""
         graph = load_model(self.model, seq=self.seq, use_cache=True)
-        return make_request(graph, cluster=self.cluster, global_batch=self.global_batch, runtime=self.runtime)
+        return resolve(
+            Training(graph, cluster=self.cluster, global_batch=self.global_batch, runtime=self.runtime)
+        ).request
 
 
 def cases(count: int, seed: int, *, models: tuple[str, ...] = MODELS, most_devices: int = 64) -> Iterator[Case]:
@@ -116,7 +120,7 @@ def judged(case: Case) -> tuple[str, Choice | None, str]:
         choice = None
     if choice is not None and choice.need.fits:
         return "fits", choice, ""
-    if request.runtime.servers and choice is not None:  # a search knows no servers: the remedy judges
+    if request.runtime.defaults.servers and choice is not None:  # a search knows no servers: the remedy judges
         found = remedy_of(replace(request, strategy=choice.strategy), choice.need).change
         other = str(found.strategy) if found else ""
     else:
@@ -127,7 +131,7 @@ def judged(case: Case) -> tuple[str, Choice | None, str]:
 def gained(case: Case) -> tuple[float, float] | None:
     """Return the share of a chosen step that a search saves, and the most that is said; None if it does not fit."""
     given = {"cluster": case.cluster, "global_batch": case.global_batch, "seq": case.seq, "runtime": case.runtime}
-    report = predict(case.model, use_cache=True, **given).report  # type: ignore[arg-type]
+    report = predict(case.model, use_cache=True, **given).report  # type: ignore[call-overload]
     if report.choice is None or report.choice.most_gain is None or not report.fits:
         return None
     best = search(case.model, use_cache=True, top=1, **given).best  # type: ignore[arg-type]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.timing import best, table
+from traincast.ask import Conditions
 from traincast.cluster import Link, load_cluster
 from traincast.forecast import default_cost_model
 from traincast.graph.load import load_model
 from traincast.simulate import expand, simulate
-from traincast.simulate.conditions import Conditions, under, who_waits
+from traincast.simulate.conditions import under, who_waits
 from traincast.simulate.events import execute_events
 from traincast.simulate.servers import run_servers
 from traincast.strategy import Request, Strategy, load_precision, load_runtime, lower

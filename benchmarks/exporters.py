@@ -26,14 +26,15 @@ from typing import Any, Final
 from tests.export.reading import names_in
 
 from benchmarks.timing import table
+from traincast.ask import Training
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
 from traincast.export import FRAMEWORKS, axes_of, export
 from traincast.export.shape import decoder_of
 from traincast.export.torchtitan import FLAVORS
-from traincast.forecast import make_request
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
+from traincast.resolve import resolve
 from traincast.searching.search import search
 from traincast.strategy import SCHEDULES, Request, Strategy
 from traincast.strategy.prepare import prepare
@@ -102,13 +103,15 @@ def drawn(framework: str, draws: random.Random) -> Iterator[Request]:
         nodes = draws.choice((1, 1, 2, 4, 8))
         place = load_cluster("dgx-h100")
         devices = draws.choice((2, 4, 8)) if nodes == 1 else 8
-        base = make_request(
-            graph_of(name),
-            cluster=replace(place, num_nodes=nodes, devices_per_node=devices),
-            global_batch=draws.choice((64, 128, 192)),
-            runtime=draws.choice((framework, framework, "pytorch", "fsdp", "megatron")),
-            precision=draws.choice(_PRECISIONS),
-        )
+        base = resolve(
+            Training(
+                graph_of(name),
+                cluster=replace(place, num_nodes=nodes, devices_per_node=devices),
+                global_batch=draws.choice((64, 128, 192)),
+                runtime=draws.choice((framework, framework, "pytorch", "fsdp", "megatron")),
+                precision=draws.choice(_PRECISIONS),
+            )
+        ).request
         try:
             yield replace(base, strategy=_strategy(base, framework, draws))
         except StrategyError:

@@ -126,7 +126,7 @@ class Judge:
     def _key(self, what: str, index: int, habits: Habits, names: Sequence[str]) -> str:
         settings = {name: getattr(habits, name) for name in names if name in self._matters[index]}
         if settings.get("update_passes") == 0:
-            settings["update_passes"] = load_runtime("hf-trainer").update_passes
+            settings["update_passes"] = load_runtime("hf-trainer").kernels.update_passes
         return json.dumps([what, index, settings])
 
 
@@ -214,7 +214,7 @@ def chosen(studies: Mapping[str, Habits]) -> str:
     """Return the table of habits that were chosen without each source, and of those that forecasts use."""
     names = tuple(CANDIDATES)
     lines = [[source, *(_says(getattr(habits, name)) for name in names)] for source, habits in studies.items()]
-    shipped = replace(USUAL, targets=("qkv",), update_passes=load_runtime("hf-trainer").update_passes)
+    shipped = replace(USUAL, targets=("qkv",), update_passes=load_runtime("hf-trainer").kernels.update_passes)
     lines.append(["as shipped", *(_says(getattr(shipped, name)) for name in names)])
     return markdown(["without", *(f"`{name}`" for name in names)], lines)
 
@@ -237,7 +237,7 @@ def _matters(found: MeasuredTuning, row: Row) -> tuple[str, ...]:
     decide = {
         "methods": tuning.method not in ("full", "lora"),
         "targets": megatron and tuning.method != "full" and not tuning.targets,
-        "update_passes": found.run.request.runtime.update_passes > 1,
+        "update_passes": found.run.request.runtime.kernels.update_passes > 1,
         "padded": bool(figure(row, "avg_tokens_per_step")) and "packed" not in notes and "padding" in notes,
         "start_s": start_up(row, USUAL) > 0.0,
     }

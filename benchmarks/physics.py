@@ -15,13 +15,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from traincast.ask import Training
 from traincast.cluster import cluster_names, load_cluster, node_names
 from traincast.errors import TraincastError
-from traincast.forecast import Forecast, forecast, make_request
+from traincast.forecast import Forecast, forecast
 from traincast.graph import Operator, OperatorGraph
 from traincast.graph.load import load_model
 from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.figures import model_flops
+from traincast.resolve import resolve
 from traincast.strategy import PRECISIONS, Request, Strategy, runtime_names
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules import Pass
@@ -68,13 +70,15 @@ def drawn(rng: random.Random, graphs: dict[tuple[str, int], OperatorGraph]) -> R
         sequence_parallel=tp > 1 and rng.random() < 0.5,
         offload=rng.choice(((), (), (), ("optimizer",), ("activations",))),
     )
-    request = make_request(
-        graphs[name, seq],
-        cluster=cluster,
-        global_batch=dp * micro_batch * accumulate,
-        precision=rng.choice(list(PRECISIONS)),
-        runtime=rng.choice(runtime_names()),
-    )
+    request = resolve(
+        Training(
+            graphs[name, seq],
+            cluster=cluster,
+            global_batch=dp * micro_batch * accumulate,
+            precision=rng.choice(list(PRECISIONS)),
+            runtime=rng.choice(runtime_names()),
+        )
+    ).request
 
     return replace(request, strategy=strategy)
 

@@ -21,9 +21,11 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.timing import best, table
+from traincast.ask import Training
 from traincast.engines import Engine, local_engine, ray_engine
 from traincast.errors import StrategyError
-from traincast.forecast import estimates_of, forecast, make_request
+from traincast.forecast import estimates_of, forecast
+from traincast.resolve import resolve
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
@@ -58,7 +60,7 @@ LAST_RESORT: Final = "offload=optimizer"
 
 
 def _problem(constraint: str = "", *, model: str, cluster: str, global_batch: int) -> Problem:
-    request = make_request(model, cluster=cluster, global_batch=global_batch, use_cache=True)
+    request = resolve(Training(model, cluster=cluster, global_batch=global_batch, use_cache=True)).request
     axes, most_memory = apply_constraints(constraint, usual_axes(request), request.cluster.device.memory_bytes)
     return Problem(request=request, axes=axes, most_memory=most_memory)
 

@@ -34,6 +34,7 @@ from traincast.scheduling import PLACEMENTS, POLICIES, Metrics
 from traincast.schema import keys_of
 from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_runtime, parse_strategy, runtime_names
 from traincast.strategy.program.precision import PRECISIONS
+from traincast.strategy.runtime import TABLES as RUNTIME_TABLES
 from traincast.strategy.schedules import SCHEDULES
 from traincast.validating.metrics import Summary
 from traincast.validating.outcome import RowOutcome
@@ -179,8 +180,8 @@ def test_hardware_files_of_the_documents_load(tmp_path: Path) -> None:
 
 def test_runtime_file_of_the_documents_loads(tmp_path: Path) -> None:
     runtime = load_runtime(str(written_files(tmp_path) / "my-runtime.toml"))
-    assert runtime.fusions == ("norm", "elementwise")
-    assert runtime.overlap_gradients == load_runtime("pytorch").overlap_gradients
+    assert runtime.kernels.fusions == ("norm", "elementwise")
+    assert runtime.exchange.overlap_gradients == load_runtime("pytorch").exchange.overlap_gradients
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
@@ -366,13 +367,21 @@ def test_signatures_in_the_reference_are_the_real_ones() -> None:
 
 def test_runtime_fields_and_their_defaults_are_as_documented() -> None:
     page = text_of("docs/runtimes.md")
-    shown = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page.partition("## Fields")[2], re.M))
-    assert set(shown) == names_of(Runtime) | {"extends"}
-    for field in fields(Runtime):
-        if field.name not in ("name", "description") and field.default is not MISSING:
-            value = tomllib.loads(f"x = {shown[field.name].strip().strip('`')}")["x"]
-            assert value == (list(field.default) if isinstance(field.default, tuple) else field.default), field.name
+    top, *tables = re.split(r"^`\[(\w+)\]`: ", page.partition("## Fields")[2].partition("\n## ")[0], flags=re.M)
+    assert set(_fields_shown(top)) == (names_of(Runtime) - set(RUNTIME_TABLES)) | {"extends"}
+    assert tuple(tables[::2]) == tuple(RUNTIME_TABLES)
+    for kind, text in ((Runtime, top), *zip(RUNTIME_TABLES.values(), tables[1::2], strict=True)):
+        shown = _fields_shown(text)
+        assert kind is Runtime or set(shown) == names_of(kind)
+        for field in fields(kind):
+            if field.default is not MISSING:
+                value = tomllib.loads(f"x = {shown[field.name].strip().strip('`')}")["x"]
+                assert value == (list(field.default) if isinstance(field.default, tuple) else field.default), field.name
     assert all(f"| `{name}` |" in page for name in runtime_names())
+
+
+def _fields_shown(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.M))
 
 
 def test_settings_precisions_families_and_keys_are_all_documented() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import GPT, LLAMA, devices, graph_of, request_of
+from traincast.ask import JobSettings
 from traincast.forecast import Forecast, forecast, job_of, predict
-from traincast.report import JobSettings, Report
+from traincast.report import Report
 from traincast.strategy import lower, prepare
 from traincast.strategy.memory.fits import MemoryFit
 

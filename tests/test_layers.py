@@ -20,6 +20,8 @@ LAYERS: list[set[str]] = [
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},
+    {"ask"},
+    {"resolve"},
     {"simulate"},
     {"report", "export"},
     {"forecast"},

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from traincast.ask import Ask, Conditions, JobSettings
     from traincast.calibrating.calibrate import CalibratedCluster, calibrate
     from traincast.cli.monitored import MonitoredRun, monitor
     from traincast.cli.run_resources import ComparedRun, compare_resources
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
     from traincast.profiling.monitor.sample import Monitored
     from traincast.profiling.profile import profile
-    from traincast.report import JobForecast, JobSettings, Report
+    from traincast.report import JobForecast, Report
     from traincast.resources.bursts import ResourceUse
     from traincast.resources.forecasting import ResourceForecast, resources_of
     from traincast.resources.whatif import WhatIf, whatif_resources
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from traincast.scheduling.schedule import Schedule, schedule
     from traincast.searching.answer import Answer, Candidate
     from traincast.searching.search import search
-    from traincast.simulate import Conditions, Timeline
+    from traincast.simulate import Timeline
     from traincast.strategy import Request, Runtime, Strategy, load_runtime
     from traincast.testbed.compare import compare_testbed
     from traincast.testbed.folder import RunFolder
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from traincast.validating.validate import validate
 
 _HOMES = {
+    "traincast.ask": "Ask Conditions JobSettings",
     "traincast.calibrating.calibrate": "CalibratedCluster calibrate",
     "traincast.cli.monitored": "MonitoredRun monitor",
     "traincast.cli.run_resources": "ComparedRun compare_resources",
@@ -97,7 +99,7 @@ _HOMES = {
     "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
     "traincast.profiling.monitor.sample": "Monitored",
     "traincast.profiling.profile": "profile",
-    "traincast.report": "JobForecast JobSettings Report",
+    "traincast.report": "JobForecast Report",
     "traincast.resources.bursts": "ResourceUse",
     "traincast.resources.forecasting": "ResourceForecast resources_of",
     "traincast.fitting.inspector.make": "MadeRuns simulate_resources",
@@ -107,7 +109,7 @@ _HOMES = {
     "traincast.scheduling.joblogs.read": "Trace",
     "traincast.searching.answer": "Answer Candidate",
     "traincast.searching.search": "search",
-    "traincast.simulate": "Conditions Timeline",
+    "traincast.simulate": "Timeline",
     "traincast.strategy": "Request Runtime Strategy load_runtime",
     "traincast.testbed.compare": "compare_testbed",
     "traincast.testbed.folder": "RunFolder",
@@ -132,6 +134,7 @@ _RENAMED = {"RunComparison": "Comparison", "RunStudy": "Study", "capture": "load
 __all__ = [
     "AnalyticalCostModel",
     "Answer",
+    "Ask",
     "CalibratedCluster",
     "Calibration",
     "Candidate",

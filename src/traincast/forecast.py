@@ -6,66 +6,41 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ask import Ask, Conditions, JobSettings, verb
 from traincast.brief import Brief, BriefTable
-from traincast.cluster import Cluster, assumed_nodes, load_cluster
-from traincast.errors import RequestError, expect
+from traincast.cluster import Cluster
 from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
-from traincast.graph import Operator, OperatorGraph, Phase
-from traincast.graph.load import load_model
-from traincast.graph.tuning.tune import FineTuning, fine_tuned, parse_fine_tuning
-from traincast.report import JobForecast, JobSettings, Report, make_report
+from traincast.graph import Operator, Phase
+from traincast.report import JobForecast, Report, make_report
 from traincast.report.advice import advice_of
+from traincast.report.assemble import step_figures
 from traincast.report.by_rank import estimates_by_rank
+from traincast.report.figures import StepFigures
 from traincast.report.job import job_of_steps, steps_of
 from traincast.report.report import BundleUse, UnsearchedChoice
-from traincast.simulate import Conditions, Timeline, busiest_s, expand, simulate, under
+from traincast.resolve import cost_model_of, resolve
+from traincast.simulate import Timeline, busiest_s, expand, simulate, under
+from traincast.simulate.conditions import compute_factors
 from traincast.simulate.server_job import run_job
 from traincast.simulate.server_timeline import ServerJob
-from traincast.strategy import (
-    Lowered,
-    Plan,
-    Request,
-    Runtime,
-    Strategy,
-    choose_micro_batch,
-    load_precision,
-    load_runtime,
-    lower,
-    parse_strategy,
-)
-from traincast.strategy.choose import (
-    Choice,
-    assumed_runtime,
-    choose,
-    remedy_of,
-    usual_micro_batch,
-    usual_precision,
-    usual_runtime,
-)
+from traincast.strategy import Lowered, Plan, Request, Strategy, lower
+from traincast.strategy.choose import Choice, choose, remedy_of, usual_micro_batch
 from traincast.strategy.lower import Layout
 from traincast.strategy.memory.remedy import Change, Remedy
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail
-from traincast.strategy.releases import settled
-from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import plain
 from traincast.work import Work
 
-if TYPE_CHECKING:
-    import torch
-
-    from traincast.graph.zoo.traceable import Traceable
-
-_MAX_BATCH: Final = 10**9
 _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
@@ -101,133 +76,35 @@ class Forecast(Brief):
         return simulate(expand(plan) if all_ranks else plan, getattr(estimates, bound))
 
 
-def predict(
-    model: str | OperatorGraph | torch.nn.Module | Traceable,
-    example_inputs: Any = None,
-    *,
-    cluster: str | Cluster,
-    global_batch: int,
-    strategy: str | Strategy | None = None,
-    seq: int | None = None,
-    precision: str | None = None,
-    runtime: str | Runtime | None = None,
-    tokens: int | None = None,
-    samples: int | None = None,
-    steps: int | None = None,
-    job: JobSettings | None = None,
-    shard_rules: tuple[tuple[str, str], ...] = (),
-    cost_model: CostModel | None = None,
-    optimizer: bool | str = True,
-    lora: str | None = None,
-    freeze: Sequence[str] = (),
-    quantize: int | str | None = None,
-    conditions: Conditions | None = None,
-    use_cache: bool = False,
-) -> Forecast:
+@verb(Ask)
+def predict(ask: Ask) -> Forecast:
     """Forecast one training step, and the whole job if its length is given in ``tokens``, ``samples`` or ``steps``.
 
-    ``model`` is a name as on the command line, a graph, or a live module with ``example_inputs`` (a tensor, or a tuple
-    of tensors, whose first dim is the batch).
+    Takes an :class:`Ask`, or its fields as arguments. ``model`` is a name as on the command line, a graph, or a live
+    module with ``example_inputs``.
 
     Without ``strategy``, the fastest of a few that fit in memory is chosen, without a search; ``choice`` of the report
     says how much a search could gain. A strategy without a micro batch gets the largest that
     fits. A bundle of ``cost_model`` that covers no work of the step is refused; the report has the share that each
     covers. ``precision`` defaults to bf16 for sequence models and to amp for others, if the device supports it.
-
-    ``lora``, ``freeze`` and ``quantize`` describe fine-tuning (:func:`traincast.graph.tuning.tune.parse_fine_tuning`).
     ``optimizer`` is a name, True for the model's own optimizer, or False for a step without an update.
     """
-    for rule in shard_rules:
-        wanted = "pairs of a pattern and column, row or replicate"
-        expect("shard_rules", shard_rules if isinstance(rule, str) else rule, tuple, wanted)
-    expect("cost_model", cost_model, (CostModel, type(None)), "a CostModel")
-    expect("conditions", conditions, (Conditions, type(None)), "Conditions")
-    expect("job", job, (JobSettings, type(None)), "JobSettings")
-    request = make_request(
-        model,
-        example_inputs,
-        cluster=cluster,
-        global_batch=global_batch,
-        seq=seq,
-        precision=precision,
-        runtime=runtime,
-        optimizer=optimizer,
-        tuning=parse_fine_tuning(lora, freeze, quantize),
-        use_cache=use_cache,
-        hosts=True,
-    )
-    choice = None
-    if strategy is None:
-        choice = _choice(request, cost_model, shard_rules)
-        strategy = choice.strategy
-    request = replace(request, strategy=_strategy(strategy, request, shard_rules))
+    given = cost_model_of(ask)
+    resolved = resolve(ask, chooser=lambda request: _choice(request, given))
+    request = resolved.request
     result = forecast(
         request,
-        cost_model=cost_model,
-        conditions=conditions,
+        cost_model=given,
+        conditions=ask.conditions,
         in_detail=True,
-        num_steps=steps_of(request.graph, global_batch, tokens=tokens, samples=samples, steps=steps),
-        job=job,
+        num_steps=steps_of(request.graph, ask.global_batch, tokens=ask.tokens, samples=ask.samples, steps=ask.steps),
+        job=ask.job,
+        choice=resolved.choice,
+        assumed=resolved.assumed,
     )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
-    check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    assumed = (*assumed_runtime(runtime, request), *assumed_nodes(request.cluster))
-    if not assumed and choice is None:
-        return result
-    unsearched = _unsearched(choice, result) if choice else None
-    said = (*result.report.warnings, *assumed)
-    return replace(result, report=replace(result.report, warnings=said, choice=unsearched))
-
-
-def make_request(
-    model: str | OperatorGraph | torch.nn.Module | Traceable,
-    example_inputs: Any = None,
-    *,
-    cluster: str | Cluster,
-    global_batch: int,
-    seq: int | None = None,
-    precision: str | None = None,
-    runtime: str | Runtime | None = None,
-    optimizer: bool | str = True,
-    tuning: FineTuning | None = None,
-    use_cache: bool = False,
-    hosts: bool = False,
-) -> Request:
-    """Return a request with an empty strategy for the caller to replace; omitted arguments get the model's defaults.
-
-    With ``hosts``, the cluster may have nodes without accelerators, on which parameter servers can run.
-    """
-    wanted = f"a whole number from 1 to {_MAX_BATCH}"
-    expect("global batch", global_batch, int, wanted)
-    if not 1 <= global_batch <= _MAX_BATCH:
-        raise RequestError(f"global batch {global_batch}: expected {wanted}")
-    expect("cluster", cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
-    expect("seq", seq, (int, type(None)), "a whole number of tokens")
-    expect("optimizer", optimizer, (bool, str), "True, False or a name such as adamw")
-    place = load_cluster(cluster, hosts=hosts) if isinstance(cluster, str) else cluster
-    graph = (
-        model if isinstance(model, OperatorGraph) else load_model(model, example_inputs, seq=seq, use_cache=use_cache)
-    )
-    graph = fine_tuned(graph, tuning)
-    if isinstance(optimizer, str):
-        graph = graph.with_optimizer(optimizer)
-    chosen = load_precision(usual_precision(graph, place) if precision is None else precision)
-    return Request(
-        graph=graph,
-        cluster=place,
-        strategy=Strategy(),
-        runtime=settled(
-            runtime
-            if isinstance(runtime, Runtime)
-            else load_runtime(usual_runtime(graph, place) if runtime is None else runtime),
-            graph=graph,
-            cluster=place,
-            precision=chosen,
-        ),
-        precision=chosen,
-        global_batch=global_batch,
-        optimizer=bool(optimizer),
-    )
+    check_used(given, used, result.lowered.plan.works, [request.cluster])
+    return result
 
 
 @lru_cache(maxsize=8)
@@ -245,11 +122,11 @@ def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostMod
 
 
 def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
-    model = cost_model or default_cost_model(request.runtime.kernels)
+    model = cost_model or default_cost_model(request.runtime.kernels.measured_with)
     if isinstance(model, EventsCostModel):
         return model.with_fallback(lambda fallback: _model_for(request, fallback))
     if isinstance(model, LearnedCostModel) and not model.framework:
-        return replace(model, framework=request.runtime.kernels)
+        return replace(model, framework=request.runtime.kernels.measured_with)
     return model
 
 
@@ -281,11 +158,14 @@ def forecast(
     in_detail: bool = False,
     num_steps: int | None = None,
     job: JobSettings | None = None,
+    choice: Choice | None = None,
+    assumed: Sequence[str] = (),
 ) -> Forecast:
     """Lower, estimate and simulate ``request``, and return its forecast; both grains give the same times.
 
     Under ``conditions``, or if nodes differ, every rank is simulated separately. ``in_detail`` adds memory over time
     to the report and, for a strategy that does not fit, a change that makes it fit. ``num_steps`` adds the job.
+    The report says how the strategy was chosen (``choice``), and what was ``assumed``.
     """
     model = _model_for(request, cost_model)
     if isinstance(model, EventsCostModel):
@@ -293,30 +173,32 @@ def forecast(
     simulated = _simulate_servers if request.strategy.servers else _simulate_ranks
     made = simulated(request, model, grain=grain, conditions=conditions)
     lowered = made.lowered
+    figures = step_figures(
+        made.request, lowered, made.estimates, made.timeline, folded=made.folded, servers=made.servers
+    )
+    advice: tuple[str, ...] = ()
+    if in_detail:
+        advice = advice_of(
+            made.request,
+            lowered.plan.mesh,
+            figures.pace.step_s,
+            made.computing_s,
+            lambda chosen: forecast(chosen, cost_model=model, conditions=conditions).report,
+        )
     report = make_report(
         made.request,
         lowered,
         made.estimates,
-        made.timeline,
-        folded=made.folded,
-        servers=made.servers,
+        figures,
         conditions=conditions,
         bundles=made.bundles,
         detail=memory_in_detail(lowered.request, lowered.prepared, lowered.memory) if in_detail else None,
         remedy=_remedy(lowered, model) if in_detail and not lowered.need.fits else None,
         num_steps=num_steps,
         job=job,
+        said=(*advice, *assumed),
+        choice=_unsearched(choice, made.request, figures, model) if choice else None,
     )
-    if in_detail and (
-        advice := advice_of(
-            made.request,
-            lowered.plan.mesh,
-            report,
-            made.computing_s,
-            lambda chosen: forecast(chosen, cost_model=model, conditions=conditions).report,
-        )
-    ):
-        report = replace(report, warnings=(*report.warnings, *advice))
     return Forecast(
         report=report,
         request=made.request,
@@ -373,35 +255,34 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
     return replace(found, change=change, changed=other.need, step_s=pace.seconds(strategy))
 
 
-def _choice(request: Request, cost_model: CostModel | None, shard: tuple[tuple[str, str], ...]) -> Choice:
+def _choice(request: Request, cost_model: CostModel | None) -> Choice:
     """Return a strategy that fits if any does: the fastest of a few that fit, where all ranks do the same."""
-    alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.servers)
+    alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.defaults.servers)
     timed = alike and not isinstance(cost_model, EventsCostModel)
-    found = choose(request, seconds=_Pace(request, _model_for(request, cost_model)).seconds if timed else None)
-    return replace(found, strategy=replace(found.strategy, shard_rules=shard))
+    return choose(request, seconds=_Pace(request, _model_for(request, cost_model)).seconds if timed else None)
 
 
-def _unsearched(choice: Choice, result: Forecast) -> UnsearchedChoice:
-    """Return how the strategy of ``result`` was chosen, and about the most that a search could gain.
+def _unsearched(choice: Choice, request: Request, figures: StepFigures, model: CostModel) -> UnsearchedChoice:
+    """Return how the strategy of ``request`` was chosen, and about the most that a search could gain.
 
     A step takes at least its computation: that of the strategy or, if it is shorter, that of whole microbatches on
     single devices, which recompute nothing and wait for nobody, and of an update that all devices share.
     """
-    request, report = result.request, result.report
     if request.strategy.servers or request.cluster.parts:
         return UnsearchedChoice(fits=choice.need.fits, timed=choice.timed)
     size = usual_micro_batch(request, math.ceil(request.global_batch / request.cluster.num_devices))
     alone = replace(request.cluster, num_nodes=1, devices_per_node=1, domain_nodes=1)
     plan = lower(replace(request, cluster=alone, strategy=Strategy(), global_batch=size)).plan
-    seconds = _estimate(result.cost_model, plan.works, request.cluster).seconds
+    seconds = _estimate(model, plan.works, request.cluster).seconds
     batches = request.global_batch / size
     repeats = [
         0.0 if not isinstance(work, Operator) else 1.0 if work.phase is Phase.OPTIMIZER else batches
         for work in plan.works
     ]
     shared_s = float((seconds * plan.work_counts() * repeats).sum()) / request.cluster.num_devices
-    least_s = min(report.compute_s + report.optimizer_s, shared_s)
-    gain = max(0.0, 1.0 - least_s / report.step_s)
+    parts = figures.breakdown
+    least_s = min(parts.compute_s + parts.optimizer_s, shared_s)
+    gain = max(0.0, 1.0 - least_s / figures.pace.step_s)
     return UnsearchedChoice(fits=choice.need.fits, timed=choice.timed, most_gain=gain)
 
 
@@ -431,7 +312,7 @@ def _simulate_ranks(
         folded=timeline,
         bundles=ranks.bundles,
         computing_s=ranks.computing_s(plan)
-        * replace(conditions or Conditions(), jitter=0.0).compute_factors(plan.mesh.num_ranks),
+        * compute_factors(replace(conditions or Conditions(), jitter=0.0), plan.mesh.num_ranks),
     )
 
 
@@ -459,16 +340,6 @@ def _simulate_servers(
         folded=simulate(plan, estimates.seconds),
         servers=job,
     )
-
-
-def _strategy(strategy: str | Strategy, request: Request, shard: tuple[tuple[str, str], ...]) -> Strategy:
-    if isinstance(strategy, Strategy):
-        return replace(strategy, shard_rules=shard) if shard else strategy
-    parsed = replace(parse_strategy(strategy, global_batch=request.global_batch), shard_rules=shard)
-    if says_micro_batch(strategy):
-        return parsed
-    chosen = choose_micro_batch(for_workers(replace(request, strategy=parsed)))
-    return replace(parsed, num_microbatches=chosen.num_microbatches)
 
 
 def job_of(result: Forecast, num_steps: int, settings: JobSettings, *, step_s: float | None = None) -> JobForecast:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -195,9 +195,9 @@ def _expected(hint: Any, *, several: bool = False) -> str:
         return f"{'words of' if several else 'one of'} {', '.join(str(member.value) for member in origin)}"
     if origin in (UnionType, Union):
         return " or ".join(_expected(item, several=several) for item in items)
-    if origin in (tuple, list):
+    if origin in (tuple, list, Sequence):
         same = items[-1] is ... or len(set(items)) == 1
-        count = "" if items[-1] is ... or origin is list else f"{len(items)} "
+        count = "" if items[-1] is ... or origin is not tuple else f"{len(items)} "
         inner = _expected(items[0], several=True) if same else "items"
         return f"{'lists' if several else 'a list'} of {count}{inner}"
     if origin in (dict, Mapping):

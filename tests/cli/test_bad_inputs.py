@@ -263,9 +263,9 @@ FILES: dict[str, tuple[str, Callable[[], str]]] = {
     "a cluster that extends nothing known": ("my.toml", lambda: 'extends = "dgx-h9000"\n'),
     "a runtime that is not TOML": ("runtime.toml", lambda: "[["),
     "a runtime with an unknown key": ("runtime.toml", lambda: "colour = 3\n"),
-    "a runtime with a wrong type": ("runtime.toml", lambda: 'bucket_bytes = "large"\n'),
-    "a runtime with NaN": ("runtime.toml", lambda: "bucket_bytes = nan\n"),
-    "a runtime with an unknown fusion": ("runtime.toml", lambda: 'fusions = ["everything"]\n'),
+    "a runtime with a wrong type": ("runtime.toml", lambda: '[exchange]\nbucket_bytes = "large"\n'),
+    "a runtime with NaN": ("runtime.toml", lambda: "[exchange]\nbucket_bytes = nan\n"),
+    "a runtime with an unknown fusion": ("runtime.toml", lambda: '[kernels]\nfusions = ["everything"]\n'),
     "a table without its columns": ("steps.csv", lambda: "a,b\n1,2\n"),
     "a table that is no Parquet": ("steps.parquet", lambda: "PAR1 nonsense"),
 }

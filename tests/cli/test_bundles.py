@@ -176,9 +176,9 @@ def test_a_bundle_that_covers_nothing_says_what_it_covers_and_what_is_needed(
 def test_on_unlike_nodes_a_bundle_covers_the_mean_of_what_it_covers_on_each(made: Path) -> None:
     model = learned_cost_model([made / "operators.bundle"])
     asked = {"global_batch": 4, "strategy": "dp=4", "precision": "fp32", "cost_model": model, "use_cache": True}
-    alike = predict(GPT, cluster="cpu-server:2x2", **asked).report.bundles[0]  # type: ignore[arg-type]
+    alike = predict(GPT, cluster="cpu-server:2x2", **asked).report.bundles[0]  # type: ignore[call-overload]
     both = joined([load_cluster("cpu-server:1x2"), load_cluster("dgx-h100:1x2")])
-    unlike = predict(GPT, cluster=both, **asked).report.bundles[0]  # type: ignore[arg-type]
+    unlike = predict(GPT, cluster=both, **asked).report.bundles[0]  # type: ignore[call-overload]
     assert unlike.operators == pytest.approx(alike.operators / 2, rel=0.02)
 
 

@@ -33,7 +33,7 @@ def test_options_and_arguments_mean_the_same(capsys: pytest.CaptureFixture[str])
 
 def test_fine_tuning_runs_with_a_trainer_unless_a_runtime_is_stated_and_that_is_said() -> None:
     def told(**said: str) -> tuple[str, tuple[str, ...]]:
-        report = predict(GPT, cluster="dgx-a100:1x1", global_batch=4, strategy="dp=1", **said).report  # type: ignore[arg-type]
+        report = predict(GPT, cluster="dgx-a100:1x1", global_batch=4, strategy="dp=1", **said).report  # type: ignore[call-overload]
         return report.runtime, tuple(w for w in report.warnings if "runtime" in w)
 
     runtime, (warning,) = told(lora="rank=8")
@@ -62,7 +62,7 @@ def test_a_search_repeats_the_options_for_predict(capsys: pytest.CaptureFixture[
 def test_a_search_of_adapters_finds_the_step_that_predict_forecasts() -> None:
     tuning = {"lora": "rank=8,targets=all", "quantize": 4}
     best = search(GPT, cluster="dgx-a100:1", global_batch=16, constraint="pp=1,cp=1", **tuning).best  # type: ignore[arg-type]
-    alone = predict(GPT, cluster="dgx-a100:1", global_batch=16, strategy=best.strategy, **tuning)  # type: ignore[arg-type]
+    alone = predict(GPT, cluster="dgx-a100:1", global_batch=16, strategy=best.strategy, **tuning)  # type: ignore[call-overload]
     assert best.report.step_s == pytest.approx(alone.report.step_s, rel=1e-9)
     assert best.report.memory == alone.report.memory
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, check_timeline, request_of, run
@@ -32,14 +30,14 @@ def test_no_framework_is_claimed_twice(name: str) -> None:
 def test_launches_and_buffers_are_of_a_sane_size(name: str) -> None:
     runtime = load_runtime(name)
     apart = name != "gloo"  # on the CPU the host is the device
-    assert apart == (runtime.operator_launches > 0) == (runtime.backward_launches > 0)
-    assert runtime.operator_launches <= 50
-    assert runtime.backward_launches <= runtime.operator_launches
-    assert runtime.operator_launches <= runtime.collective_launches <= 100
-    assert runtime.bucket_bytes >= 1e6  # one may hold all gradients
-    assert 0 <= runtime.wait_launches <= 100
-    assert 0 <= runtime.allocator_overhead < 0.5
-    assert runtime.context_bytes < 4e9
+    assert apart == (runtime.launches.operator > 0) == (runtime.launches.backward > 0)
+    assert runtime.launches.operator <= 50
+    assert runtime.launches.backward <= runtime.launches.operator
+    assert runtime.launches.operator <= runtime.launches.collective <= 100
+    assert runtime.exchange.bucket_bytes >= 1e6  # one may hold all gradients
+    assert 0 <= runtime.launches.wait <= 100
+    assert 0 <= runtime.memory.allocator_overhead < 0.5
+    assert runtime.memory.context_bytes < 4e9
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, CNN])
@@ -49,9 +47,9 @@ def test_a_step_with_its_own_habits_runs(name: str, model: str) -> None:
         dp=2,
         tp=1 if model == CNN else 2,
         num_microbatches=2,
-        zero=runtime.zero,
-        recompute=runtime.recompute,
-        sequence_parallel=runtime.sequence_parallel and model != CNN,
+        zero=runtime.defaults.zero,
+        recompute=runtime.defaults.recompute,
+        sequence_parallel=runtime.defaults.sequence_parallel and model != CNN,
     )
     made = forecast(request_of(strategy, model=model, runtime=runtime))
     check_timeline(made.timeline)
@@ -61,26 +59,29 @@ def test_a_step_with_its_own_habits_runs(name: str, model: str) -> None:
 
 def test_more_expensive_launches_never_shorten_a_step(name: str) -> None:
     runtime = load_runtime(name)
-    slow = replace(
-        runtime,
-        operator_launches=2 * runtime.operator_launches,
-        backward_launches=2 * runtime.backward_launches,
-        collective_launches=2 * runtime.collective_launches,
+    slow = runtime.patched(
+        launches={
+            "operator": 2 * runtime.launches.operator,
+            "backward": 2 * runtime.launches.backward,
+            "collective": 2 * runtime.launches.collective,
+        }
     )
     before, after = (run(request_of("dp=2,tp=2", runtime=r))[1].step_s for r in (runtime, slow))
-    assert after > before or (after == before and not runtime.operator_launches)
+    assert after > before or (after == before and not runtime.launches.operator)
 
 
 def test_it_holds_context_and_fragmentation_on_top_of_its_tensors(name: str) -> None:
     runtime = load_runtime(name)
     (memory,) = lower(request_of("dp=1", runtime=runtime)).memory
-    assert memory.other >= runtime.context_bytes
+    assert memory.other >= runtime.memory.context_bytes
 
 
 def test_unfused_attention_keeps_the_score_matrices(name: str) -> None:
     runtime = load_runtime(name)
     fused, unfused = (
-        lower(request_of("dp=1", runtime=replace(runtime, attention=a), precision="bf16")).memory[0].activations
+        lower(request_of("dp=1", runtime=runtime.patched(kernels={"attention": a}), precision="bf16"))
+        .memory[0]
+        .activations
         for a in ("flash", "unfused")
     )
     layers, batch, heads, seq = 4, 16, 8, 128

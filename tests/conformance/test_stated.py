@@ -278,7 +278,7 @@ def test_what_notes_deny_is_not_read_as_said() -> None:
     for notes, name in (("FSDP over all ranks", "fsdp"), ("no FSDP", "pytorch"), ("use_fsdp=False", "pytorch")):
         assert steps.read_row({**left, "notes": notes}).request.runtime.name == name
     for notes, written_out in (("Liger kernels", False), ("without Liger kernels", True)):
-        assert finetune.read_tuning(0, {**TUNED, "notes": notes}).run.request.runtime.written_out is written_out
+        assert finetune.read_tuning(0, {**TUNED, "notes": notes}).run.request.runtime.kernels.written_out is written_out
 
 
 def test_fp32_multiplies_in_tf32_only_if_the_row_does_not_deny_it() -> None:

@@ -229,12 +229,12 @@ class OneMillisecond:
 
 def test_a_step_is_the_sum_of_its_measured_operators(tmp_path: Path) -> None:
     how = {"cluster": "cpu-server:1x1", "global_batch": 2, "strategy": "dp=1,mbs=2", "precision": "fp32"}
-    plain = predict(MODEL, runtime="pytorch", **how)  # type: ignore[arg-type]
+    plain = predict(MODEL, runtime="pytorch", **how)  # type: ignore[call-overload]
     plan = plain.lowered.plan
     operators = np.array([isinstance(work, Operator) for work in plan.works])
     rows = OneMillisecond().rows(plan.works)
     model = EventsCostModel(events_of(tmp_path, card(), rows), AnalyticalCostModel())
-    result = predict(MODEL, runtime="pytorch", cost_model=model, **how)  # type: ignore[arg-type]
+    result = predict(MODEL, runtime="pytorch", cost_model=model, **how)  # type: ignore[call-overload]
     assert result.report.step_s == pytest.approx(1e-3 * plan.work_counts()[operators].sum(), rel=1e-9)
     assert result.report.estimated_by == {"measured": 1.0, "learned": 0.0, "analytical": 0.0}
     assert result.report.low_s == pytest.approx(0.9 * result.report.step_s, rel=1e-9)
@@ -244,10 +244,10 @@ def test_a_step_is_the_sum_of_its_measured_operators(tmp_path: Path) -> None:
 
 def test_works_without_a_measured_time_are_named_with_their_share(tmp_path: Path) -> None:
     how = {"cluster": "cpu-server:1x1", "global_batch": 2, "strategy": "dp=1,mbs=2", "precision": "fp32"}
-    plan = predict(MODEL, runtime="pytorch", **how).lowered.plan  # type: ignore[arg-type]
+    plan = predict(MODEL, runtime="pytorch", **how).lowered.plan  # type: ignore[call-overload]
     rows = [row for row in OneMillisecond().rows(plan.works) if '"addmm"' not in row["key"]]
     model = EventsCostModel(events_of(tmp_path, card(), rows), AnalyticalCostModel())
-    report = predict(MODEL, runtime="pytorch", cost_model=model, **how).report  # type: ignore[arg-type]
+    report = predict(MODEL, runtime="pytorch", cost_model=model, **how).report  # type: ignore[call-overload]
     said = next(warning for warning in report.warnings if "no measured time" in warning)
     missing = sum(isinstance(work, Operator) and work.name == "addmm" for work in plan.works)
     assert said.startswith(f"{missing} of {len(plan.works)} distinct works have no measured time ({missing} addmm)")

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from traincast.ask import Training
 from traincast.cluster import load_cluster
-from traincast.forecast import estimates_of, make_request, predict
+from traincast.forecast import estimates_of, predict
 from traincast.graph.zoo import card
+from traincast.resolve import resolve
 from traincast.simulate import simulate
 from traincast.strategy import load_runtime, lower, parse_strategy
 
@@ -70,7 +72,7 @@ NARAYANAN = {
 def forecast_seconds(run: Published) -> float:
     cluster = load_cluster("dgx-a100").with_nodes(run.nodes)
     # In 2021 and 2022 Megatron-LM launched the products of attention one by one, with a fused softmax.
-    runtime = replace(load_runtime("megatron"), attention="unfused")
+    runtime = load_runtime("megatron").patched(kernels={"attention": "unfused"})
     made = predict(
         run.model,
         cluster=cluster,
@@ -92,9 +94,11 @@ def test_the_published_run_of_deepseek_v3_is_met_under_the_default_runtime() -> 
     batch, seq = 15360, 4096
     published_s = 2.664e6 * 3600 / 2048 / (14.8e12 / (batch * seq))
     assert published_s == pytest.approx(19.9, rel=1e-3)
-    request = make_request(
-        "deepseek-v3+mtp", cluster="hgx-h800:256", global_batch=batch, seq=seq, precision="fp8", use_cache=True
-    )
+    request = resolve(
+        Training(
+            "deepseek-v3+mtp", cluster="hgx-h800:256", global_batch=batch, seq=seq, precision="fp8", use_cache=True
+        )
+    ).request
     assert request.runtime.name == "megatron-bridge"
     words = "dp=128,pp=16,ep=64,zero=1,schedule=dualpipe,micro_batch=1"
     request = replace(request, strategy=parse_strategy(words, global_batch=batch))

@@ -199,7 +199,7 @@ def test_a_runtime_says_in_which_dtype_gradients_travel() -> None:
     parameters = graph_of(GPT).num_parameters
     widths: dict[GradientDType, int] = {"": 4, "fp32": 4, "bf16": 2}
     for dtype, width in widths.items():
-        runtime = replace(load_runtime("pytorch"), reduce_dtype=dtype)
+        runtime = load_runtime("pytorch").patched(exchange={"reduce_dtype": dtype})
         plan = lower(request_of("dp=4", runtime=runtime), grain="operator").plan
         assert moved(plan) == {("data", "all_reduce"): parameters * width}
     # FSDP2 gathers in bf16 and reduces in fp32.
@@ -238,11 +238,11 @@ def launches(strategy: str, runtime: Runtime) -> tuple[float, int]:
 @pytest.mark.parametrize("habits", [(10.0, 0.0), (0.0, 10.0)])
 def test_replicas_launch_what_one_device_does_and_their_collectives(strategy: str, habits: tuple[float, float]) -> None:
     per_block, per_microbatch = habits
-    runtime = replace(load_runtime("pytorch"), block_launches=per_block, microbatch_launches=per_microbatch)
+    runtime = load_runtime("pytorch").patched(launches={"block": per_block, "microbatch": per_microbatch})
     alone, none = launches("dp=1,num_microbatches=2", runtime)
     many, collectives = launches(f"dp=4,num_microbatches=2{strategy}", runtime)
     assert none == 0
-    assert many == pytest.approx(alone + collectives * runtime.collective_launches, rel=1e-12)
+    assert many == pytest.approx(alone + collectives * runtime.launches.collective, rel=1e-12)
 
 
 def fast(cluster: Cluster, *, interference: float = 0.0) -> Cluster:

@@ -224,7 +224,9 @@ def test_every_update_is_that_of_an_adapter() -> None:
 def test_a_loss_in_pieces_keeps_no_logits(chunks: int) -> None:
     """The log-probabilities in fp32 are not kept, and only a piece of the logits exists at a time."""
     request = request_of("dp=1")
-    whole, pieces = (lower(replace(request, runtime=replace(request.runtime, loss_chunks=n))) for n in (0, chunks))
+    whole, pieces = (
+        lower(replace(request, runtime=request.runtime.patched(memory={"loss_chunks": n}))) for n in (0, chunks)
+    )
     logits = 4 * 16 * 128 * 1000
     assert pieces.memory[0].activations < whole.memory[0].activations - logits
     whole_loss, loss = (found.prepared.programs[-2].footprint for found in (whole, pieces))

@@ -62,7 +62,7 @@ def test_a_bucket_closes_with_the_parameter_that_fills_it(first: float, others: 
     torch = pytest.importorskip("torch")
     import torch.distributed as dist
 
-    runtime = replace(GLOO, first_bucket_bytes=first, bucket_bytes=others)
+    runtime = GLOO.patched(exchange={"first_bucket_bytes": first, "bucket_bytes": others})
     request = replace(gloo("dp=2"), runtime=runtime)
     head, ends = [(512,), (512,)], [(128, 512), (1000, 512)]
     layer = [(512, 2048), (512,), (2048, 512), (2048,), (512,), (512,)]
@@ -125,7 +125,7 @@ def test_the_root_group_is_gathered_first_and_reduced_last() -> None:
 
 
 def test_without_a_root_group_every_block_is_gathered_twice() -> None:
-    request = replace(gloo("dp=2,zero=3"), runtime=replace(GLOO, root_shard=False))
+    request = replace(gloo("dp=2,zero=3"), runtime=GLOO.patched(exchange={"root_shard": False}))
     _, timeline = run(request, model=seconds(traffic=1e-6))
     layer, root = 4 * 3152384, 4 * (1000 * 512 + 128 * 512 + 2 * 512)
     tied = 4 * 1000 * 512  # the head has no parameters of its own
@@ -164,7 +164,9 @@ def test_without_time_messages_change_nothing(schedule: str) -> None:
     request = gloo(strategy, global_batch=8)
     model = seconds(forward=1.0, backward=2.0)
     _, bound = run(request, model=model)
-    _, free = run(replace(request, runtime=replace(GLOO, rendezvous=False, overlap_sends=True)), model=model)
+    _, free = run(
+        replace(request, runtime=GLOO.patched(exchange={"rendezvous": False, "overlap_sends": True})), model=model
+    )
     assert bound.step_s == pytest.approx(free.step_s, rel=1e-12)
 
 

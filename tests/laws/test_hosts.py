@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,7 +29,7 @@ quick = settings(deadline=None, derandomize=True, max_examples=40)
 def runtimes(name: str) -> tuple[Runtime, Runtime]:
     """The runtime as hosts run ahead, and as they wait for every pass."""
     found = load_runtime(name)
-    return replace(found, sync_passes=False), replace(found, sync_passes=True)
+    return found.patched(launches={"sync_passes": False}), found.patched(launches={"sync_passes": True})
 
 
 def steps(strategy: str, runtime: str, grain: str, model: ChosenSeconds) -> tuple[float, float]:
@@ -96,13 +94,13 @@ def test_a_busy_device_waits_for_the_first_launch_of_every_pass(microbatches: in
 
 
 def test_megatron_deepspeed_waits_around_every_pass() -> None:
-    assert load_runtime("megatron-deepspeed").sync_passes
-    assert not load_runtime("megatron").sync_passes
+    assert load_runtime("megatron-deepspeed").launches.sync_passes
+    assert not load_runtime("megatron").launches.sync_passes
 
 
 def host_launches(strategy: str, waits: float) -> tuple[float, int]:
     """Launches' worth of host time in a step, and collectives that compute waits for."""
-    runtime = replace(load_runtime("megatron"), wait_launches=waits, overlap_tensor=0.0)
+    runtime = load_runtime("megatron").patched(launches={"wait": waits}, exchange={"overlap_tensor": 0.0})
     request = request_of(strategy, model=LLAMA, runtime=runtime, optimizer=False)
     found = tasks_per_work(lower(request, grain="operator").plan)
     spent = sum(w.launches * n for w, n in found if isinstance(w, Launch))
@@ -130,7 +128,7 @@ def test_gradients_that_compute_does_not_wait_for_wait_for_no_host() -> None:
 def test_hosts_that_wait_never_make_a_step_shorter() -> None:
     base = load_runtime("nanotron")
     times = [
-        run(request_of("tp=8,pp=2,num_microbatches=4", runtime=replace(base, wait_launches=waits)))[1].step_s
+        run(request_of("tp=8,pp=2,num_microbatches=4", runtime=base.patched(launches={"wait": waits})))[1].step_s
         for waits in (0.0, 1.0, 10.0, 100.0)
     ]
     assert times == sorted(times)
@@ -148,8 +146,8 @@ def test_launches_add_up_by_kind() -> None:
 
 def test_what_the_host_does_is_told_apart_by_what_it_does_it_for() -> None:
     base = load_runtime("pytorch")
-    habits = {"operator_launches": "kernels", "block_launches": "blocks", "microbatch_launches": "blocks"}
-    habits |= {"collective_launches": "collectives", "send_launches": "sends"}
+    habits = {"operator": "kernels", "block": "blocks", "microbatch": "blocks"}
+    habits |= {"collective": "collectives", "send": "sends"}
 
     def counts(runtime: Runtime) -> dict[str, float]:
         request = request_of("dp=2,tp=2,pp=2,num_microbatches=2", runtime=runtime, optimizer=False)
@@ -159,12 +157,14 @@ def test_what_the_host_does_is_told_apart_by_what_it_does_it_for() -> None:
 
     before = counts(base)
     for habit, kind in habits.items():
-        after = counts(replace(base, **{habit: getattr(base, habit) + 1.0}))
+        after = counts(base.patched(launches={habit: getattr(base.launches, habit) + 1.0}))
         assert {k for k in after if after[k] != pytest.approx(before[k], rel=1e-12)} == {kind}, habit
 
 
 def test_backward_operators_are_kernels_of_the_host() -> None:
-    plan = lower(request_of(runtime=replace(load_runtime("pytorch"), backward_launches=0.25)), grain="operator").plan
+    plan = lower(
+        request_of(runtime=load_runtime("pytorch").patched(launches={"backward": 0.25})), grain="operator"
+    ).plan
     found = tasks_per_work(plan)
     backward = sum(n for w, n in found if isinstance(w, Operator) and w.phase is Phase.BACKWARD)
     assert backward > 0

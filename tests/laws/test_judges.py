@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,7 +161,7 @@ def forecast_tensors(graph: OperatorGraph, batch: int, *, recompute: bool) -> fl
         graph=graph,
         cluster=devices(1),
         strategy=parse_strategy(how, global_batch=batch),
-        runtime=replace(load_runtime("pytorch"), workspace_bytes=0.0),
+        runtime=load_runtime("pytorch").patched(memory={"workspace_bytes": 0.0}),
         precision=load_precision("fp32"),
         global_batch=batch,
     )

@@ -35,7 +35,7 @@ def test_model_states_follow_the_closed_forms_of_zero(precision: str, gradients:
     block: the one at work and the one prefetched are held whole on top, and the gradients of the one at work.
     """
     psi, n = graph_of(GPT).num_parameters, replicas
-    gathered = 2 * (1 + load_runtime("pytorch").prefetch_blocks + 1) * LAYER_PARAMETERS
+    gathered = 2 * (1 + load_runtime("pytorch").defaults.prefetch_blocks + 1) * LAYER_PARAMETERS
     expected = {
         0: (2 + gradients + 12) * psi,
         1: (2 + gradients + 12 / n) * psi,
@@ -200,7 +200,9 @@ def test_nothing_is_free_of_context_and_fragmentation() -> None:
     runtime = load_runtime("pytorch")
     (memory,) = memory_of("dp=1")
     tensors = memory.weights + memory.gradients + memory.optimizer + memory.activations
-    assert memory.other == pytest.approx(runtime.context_bytes + runtime.allocator_overhead * tensors, rel=1e-12)
+    assert memory.other == pytest.approx(
+        runtime.memory.context_bytes + runtime.memory.allocator_overhead * tensors, rel=1e-12
+    )
 
 
 def test_the_activations_of_every_recomputation_are_ordered() -> None:

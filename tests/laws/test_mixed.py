@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import graph_of
 from traincast import predict
+from traincast.ask import Conditions
 from traincast.cluster import Cluster, Device, load_cluster, load_device
 from traincast.cluster.hardware import joined
 from traincast.estimate import AnalyticalCostModel
 from traincast.estimate.collectives.laws import collective_seconds, transfer_seconds
 from traincast.forecast import Forecast
-from traincast.simulate import Conditions
 from traincast.strategy.plan import NUM_STREAMS
 from traincast.work import Collective, Transfer
 

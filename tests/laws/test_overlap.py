@@ -160,7 +160,7 @@ PRODUCTS = 4 * LAYERS + 1
 @pytest.mark.parametrize("phi", [0.0, 0.1])
 def test_tensor_traffic_hides_behind_the_product_beside_it(g: float, c: float, share: float, phi: float) -> None:
     """Chang et al. 2024 (Flux): a product in pieces, each sent or fetched while the next is computed."""
-    runtime = replace(load_runtime("pytorch"), overlap_tensor=share)
+    runtime = load_runtime("pytorch").patched(exchange={"overlap_tensor": share})
     rule = seconds_by(of=OpKind.GEMM, forward=g, all_gather=c, reduce_scatter=c)
     forward, _ = passes_of("tp=2,sp", rule, runtime=runtime, interference=phi)
     b = share * g
@@ -170,7 +170,7 @@ def test_tensor_traffic_hides_behind_the_product_beside_it(g: float, c: float, s
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.8])
 def test_tensor_traffic_of_backward_hides_behind_products_of_backward(share: float) -> None:
-    runtime = replace(load_runtime("pytorch"), overlap_tensor=share)
+    runtime = load_runtime("pytorch").patched(exchange={"overlap_tensor": share})
     rule = seconds_by(of=OpKind.GEMM, forward=1.0, all_gather=0.5, reduce_scatter=0.5)
     _, backward = passes_of("tp=2,sp", rule, runtime=runtime)
     assert backward == pytest.approx((PRODUCTS + 1) * 0.5, rel=1e-12)  # its own take no time here
@@ -183,7 +183,7 @@ def test_tensor_traffic_of_backward_hides_behind_products_of_backward(share: flo
 @pytest.mark.parametrize(("g", "c"), [(1.0, 0.5), (1.0, 3.0), (0.0, 1.0)])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
 def test_dispatch_and_combine_hide_behind_half_of_the_experts_products_each(g: float, c: float, share: float) -> None:
-    runtime = replace(load_runtime("pytorch"), overlap_experts=share)
+    runtime = load_runtime("pytorch").patched(experts={"overlap": share})
     rule = seconds_by(of=OpKind.GROUPED_GEMM, forward=g, all_to_all=c)
     forward, _ = passes_of("dp=4,ep=4", rule, model=MOE, runtime=runtime)
     assert forward == pytest.approx(LAYERS * (2 * g + 2 * max(0.0, c - share * 2 * g / 2)), rel=1e-12)
@@ -191,7 +191,7 @@ def test_dispatch_and_combine_hide_behind_half_of_the_experts_products_each(g: f
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
 def test_expert_traffic_of_backward_hides_behind_products_of_backward(share: float) -> None:
-    runtime = replace(load_runtime("pytorch"), overlap_experts=share)
+    runtime = load_runtime("pytorch").patched(experts={"overlap": share})
     rule = seconds_by(of=OpKind.GROUPED_GEMM, forward=1.0, all_to_all=3.0)
     _, backward = passes_of("dp=4,ep=4", rule, model=MOE, runtime=runtime)
     assert backward == pytest.approx(LAYERS * 2 * 3.0, rel=1e-12)  # its own take no time here
@@ -202,7 +202,7 @@ def test_expert_traffic_of_backward_hides_behind_products_of_backward(share: flo
 
 @pytest.mark.parametrize("share", [0.6, 1.0])
 def test_dispatch_and_combine_do_not_hide_behind_the_same_seconds(share: float) -> None:
-    runtime = replace(load_runtime("pytorch"), overlap_experts=share)
+    runtime = load_runtime("pytorch").patched(experts={"overlap": share})
     rule = seconds_by(of=OpKind.GROUPED_GEMM, forward=1.0, all_to_all=10.0)
     forward, _ = passes_of("dp=4,ep=4", rule, model=MOE, runtime=runtime)
     assert forward >= LAYERS * 2 * 10.0 * (1 - 1e-12)  # two seconds of products cannot hide more than two
@@ -250,7 +250,7 @@ def recurrence(request: Request, c: float, phi: float) -> float:
 @pytest.mark.parametrize("c", [0.0, 0.5, 5.0, 100.0])
 @pytest.mark.parametrize("phi", [0.0, 0.25])
 def test_gradients_of_a_block_travel_while_those_before_it_are_made(c: float, phi: float) -> None:
-    runtime = replace(load_runtime("pytorch"), bucket_bytes=1.0)
+    runtime = load_runtime("pytorch").patched(exchange={"bucket_bytes": 1.0})
 
     request = request_of("dp=2", runtime=runtime)
     _, backward = passes_of("dp=2", seconds_by(backward=1.0, all_reduce=c), runtime=runtime, interference=phi)

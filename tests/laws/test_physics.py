@@ -9,9 +9,11 @@ from dataclasses import replace
 from benchmarks.physics import judged
 
 from tests.conftest import GPT, graph_of
+from traincast.ask import Training
 from traincast.cluster import Calibration, load_cluster
 from traincast.errors import TraincastError
-from traincast.forecast import forecast, make_request
+from traincast.forecast import forecast
+from traincast.resolve import resolve
 from traincast.strategy import Strategy
 
 PLACES = (
@@ -44,13 +46,15 @@ def test_random_requests_stay_above_what_physics_allows() -> None:
             offload=rng.choice(((), ("optimizer",), ("activations",))),
         )
         try:
-            request = make_request(
-                graph_of(rng.choice((GPT, "resnet18"))),
-                cluster=cluster,
-                global_batch=dp * accumulate * rng.choice((1, 8, 64)),
-                precision=rng.choice(("fp32", "tf32", "amp", "bf16", "fp8")),
-                runtime=rng.choice(("pytorch", "megatron", "nanotron", "fsdp")),
-            )
+            request = resolve(
+                Training(
+                    graph_of(rng.choice((GPT, "resnet18"))),
+                    cluster=cluster,
+                    global_batch=dp * accumulate * rng.choice((1, 8, 64)),
+                    precision=rng.choice(("fp32", "tf32", "amp", "bf16", "fp8")),
+                    runtime=rng.choice(("pytorch", "megatron", "nanotron", "fsdp")),
+                )
+            ).request
             made = forecast(replace(request, strategy=strategy))
         except TraincastError:
             continue

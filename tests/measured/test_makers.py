@@ -123,17 +123,17 @@ def test_a_model_that_no_device_can_hold_is_split_if_no_axis_is_stated() -> None
 def test_the_year_tells_which_attention_megatron_had(model: str, year: str, attention: str) -> None:
     for framework in ("NeMo / Megatron-Core", "Megatron-LM"):
         row = {**ROW, "framework": framework, "model": model, "date": year}
-        assert request_of(row).runtime.attention == attention
+        assert request_of(row).runtime.kernels.attention == attention
 
 
 def test_nemo_to_2023_handled_parameters_one_by_one() -> None:
     nemo, megatron = ({**ROW, "framework": name, "model": "BERT small"} for name in ("NeMo Megatron", "Megatron-LM"))
     found = request_of({**nemo, "date": "2023-10"}).runtime
-    assert found.parameter_launches == 2 * found.operator_launches
-    assert "gradients" not in found.fusions
-    assert "gradients" in request_of({**megatron, "date": "2023-10"}).runtime.fusions
-    assert request_of({**megatron, "date": "2023-10"}).runtime.parameter_launches == 0
-    assert request_of({**nemo, "date": "2024-01"}).runtime.parameter_launches == 0
+    assert found.launches.parameter == 2 * found.launches.operator
+    assert "gradients" not in found.kernels.fusions
+    assert "gradients" in request_of({**megatron, "date": "2023-10"}).runtime.kernels.fusions
+    assert request_of({**megatron, "date": "2023-10"}).runtime.launches.parameter == 0
+    assert request_of({**nemo, "date": "2024-01"}).runtime.launches.parameter == 0
 
 
 @pytest.mark.parametrize(("year", "runtime"), [("2021-05", "megatron-1"), ("2022", "megatron-2"), ("2023", "megatron")])

@@ -106,7 +106,7 @@ def test_deepspeed_shards_as_much_as_a_model_needs() -> None:
 
 def test_attention_is_written_out_if_the_release_of_pytorch_is_not_stated() -> None:
     row = {**ROW, "container": None, "n_gpus": 8, "gpus_per_node": 8}
-    assert request_of({**row, "model": "cpm"}).runtime.attention == "eager"
+    assert request_of({**row, "model": "cpm"}).runtime.kernels.attention == "eager"
     assert request_of({**row, "model": "vit-base"}).runtime.name == "pytorch"
     assert request_of(row).runtime.name == "pytorch"
 

@@ -57,7 +57,7 @@ def test_the_source_of_a_row_changes_nothing() -> None:
 def test_what_a_row_leaves_open_is_the_habit_of_its_framework() -> None:
     open_row = {**ROW, "zero": None, "sp": None, "recompute": "?", "grad_accum": None}
     request = request_of(open_row)
-    assert request.strategy.zero == request.runtime.zero == 1
+    assert request.strategy.zero == request.runtime.defaults.zero == 1
     assert request.strategy.sequence_parallel
     assert request.strategy.recompute == "none"
     assert request.strategy.num_microbatches == 4
@@ -214,7 +214,7 @@ MIXTURE: Row = {
 def test_the_release_of_a_mixture_is_the_date_of_its_row(date: str, release: str, graphs: bool) -> None:
     reading = read_row({**MIXTURE, "date": date})
     runtime = reading.request.runtime
-    assert (runtime.name, runtime.release, runtime.cuda_graphs) == ("megatron-bridge", release, graphs)
+    assert (runtime.name, runtime.release, runtime.launches.cuda_graphs) == ("megatron-bridge", release, graphs)
     assert ("release of megatron-bridge not stated: 26.06" in reading.assumed) == (date == "2026")
 
 

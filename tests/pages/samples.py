@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.conftest import GPT, ChosenSeconds, graph_of
 from traincast import predict
+from traincast.ask import Conditions
 from traincast.engines import load_engine
 from traincast.report import JobForecast
 from traincast.report.page import write_page as write_forecast
@@ -24,7 +25,6 @@ from traincast.scheduling.schedule import schedule
 from traincast.searching.answer import Answer
 from traincast.searching.page import write_page as write_search
 from traincast.searching.search import search
-from traincast.simulate import Conditions
 from traincast.work import Launch, Work
 
 MODEL = GPT

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import GPT, devices, graph_of
+from traincast.ask import JobSettings
 from traincast.errors import RequestError
 from traincast.forecast import predict
-from traincast.report.job import JobForecast, JobSettings, forecast_job
+from traincast.report.job import JobForecast, forecast_job
 
 CLUSTER = replace(
     devices(8), storage_bandwidth=1e9, price_per_node_hour=36.0, node_power_w=0.0, device=devices(8).device
@@ -83,7 +84,7 @@ def test_a_short_job_still_writes_its_last_checkpoint_and_is_not_evaluated() -> 
     [({"tokens": 128 * 16 * 10}, 10), ({"tokens": 128 * 16 * 10 + 1}, 11), ({"samples": 33}, 3), ({"steps": 7}, 7)],
 )
 def test_the_length_of_a_job_is_said_in_tokens_samples_or_steps(asked: dict[str, int], steps: int) -> None:
-    made = predict(graph_of(GPT), cluster=devices(1), global_batch=16, strategy="micro_batch=16", **asked).report  # type: ignore[arg-type]
+    made = predict(graph_of(GPT), cluster=devices(1), global_batch=16, strategy="micro_batch=16", **asked).report  # type: ignore[call-overload]
     assert made.job is not None
     assert made.job.num_steps == steps
     assert made.job.steps_s == pytest.approx(steps * made.step_s, rel=1e-12)

@@ -220,7 +220,7 @@ def test_a_calibration_as_the_documents_show_it_can_be_used(tmp_path: Path) -> N
     path = tmp_path / "mine.toml"
     path.write_text('extends = "dgx-h100"\n\n[calibration]\ngemm = 1.08\n', encoding="utf-8")
     asked = {"global_batch": 1024, "strategy": "dp=8", "cost_model": AnalyticalCostModel()}
-    slower = predict(GPT, cluster=str(path), **asked).report  # type: ignore[arg-type]
-    plain = predict(GPT, cluster="dgx-h100", **asked).report  # type: ignore[arg-type]
+    slower = predict(GPT, cluster=str(path), **asked).report  # type: ignore[call-overload]
+    plain = predict(GPT, cluster="dgx-h100", **asked).report  # type: ignore[call-overload]
     assert slower.step_s > plain.step_s
     assert slower.low_s < slower.step_s < slower.high_s

@@ -16,11 +16,13 @@ import pytest
 
 from tests.conftest import ChosenSeconds, graph_of, request_of
 from traincast import predict
+from traincast.ask import Conditions
 from traincast.errors import FileFormatError
 from traincast.report import JobForecast, Report, make_report, page
+from traincast.report.assemble import step_figures
 from traincast.report.page import write_page
 from traincast.report.trace import STREAM_NAMES
-from traincast.simulate import Conditions, Timeline, expand, simulate
+from traincast.simulate import Timeline, expand, simulate
 from traincast.strategy import NUM_STREAMS, Category, Stream, lower
 from traincast.work import Launch, Work
 
@@ -48,7 +50,7 @@ def forecast(strategy: str = "dp=2,tp=2,pp=2", *, all_ranks: bool = False) -> tu
     lowered = lower(request, grain="operator")
     estimates = ChosenSeconds(rule).estimate(lowered.plan.works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
-    report = make_report(request, lowered, estimates, timeline)
+    report = make_report(request, lowered, estimates, step_figures(request, lowered, estimates, timeline))
     if all_ranks:
         timeline = simulate(expand(lowered.plan), estimates.seconds)
     return report, timeline

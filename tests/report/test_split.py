@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, ChosenSeconds, graph_of, request_of
 from traincast import Report, predict
+from traincast.ask import Conditions
 from traincast.graph import Operator
-from traincast.simulate import Conditions
 from traincast.work import HostCopy, Work
 
 STRATEGIES = [

@@ -15,11 +15,12 @@ import pytest
 
 from tests.conftest import ChosenSeconds, graph_of, request_of, run
 from traincast import predict
+from traincast.ask import Conditions
 from traincast.errors import FileFormatError, RequestError
 from traincast.forecast import Forecast
 from traincast.graph import Operator
 from traincast.report.trace import replacing, write_trace, write_traces
-from traincast.simulate import Conditions, Timeline
+from traincast.simulate import Timeline
 from traincast.strategy import NUM_STREAMS, Category, Stream, load_runtime
 from traincast.work import Collective, Launch, Transfer, Work
 
@@ -45,7 +46,9 @@ def rule(work: Work) -> float:
 
 @cache
 def timeline_of(strategy: str, *, grain: str = "operator", all_ranks: bool = False) -> Timeline:
-    runtime = replace(load_runtime("megatron"), bucket_bytes=1.0)  # a bucket per block, to have something that overlaps
+    runtime = load_runtime("megatron").patched(
+        exchange={"bucket_bytes": 1.0}
+    )  # a bucket per block, to have something that overlaps
     request = request_of(strategy, model=TINY, global_batch=8, runtime=runtime)
     return run(request, model=ChosenSeconds(rule), grain=grain, all_ranks=all_ranks)[1]
 

@@ -128,7 +128,7 @@ def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> No
 def test_they_agree_about_expert_traffic_that_schedules_and_runtimes_hide(runtime: str) -> None:
     """Blocks of a family depend on the schedule: DualPipe hides their traffic, others do as the runtime does."""
     request = request_for(MOE, "dgx-a100:2", 32, runtime=runtime)
-    overlap = replace(request.runtime, overlap_batches_near=runtime != "megatron")
+    overlap = request.runtime.patched(experts={"overlap_batches_near": runtime != "megatron"})
     constraint = "schedule=dualpipe|interleaved|1f1b,vp<=2,pp=2,ep>1,tp=1,cp=1,cut=even,recompute=none,micro_batch=1"
     axes, _ = apply_constraints(constraint, usual_axes(request), 1e15)
     problem = Problem(

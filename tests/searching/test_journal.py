@@ -121,7 +121,7 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
         replace(problem, axes=replace(problem.axes, zero=(0,))),
         replace(problem, cost_model=None),
         replace(problem, request=replace(request, global_batch=16)),
-        replace(problem, request=replace(request, runtime=replace(request.runtime, bucket_bytes=1.0))),
+        replace(problem, request=replace(request, runtime=request.runtime.patched(exchange={"bucket_bytes": 1.0}))),
         replace(problem, request=replace(request, cluster=replace(request.cluster, num_nodes=2))),
         problem_for(TINY.replace("layers=4", "layers=5"), 4, 8, constraint=FEW),
     ]

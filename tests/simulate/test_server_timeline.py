@@ -10,10 +10,11 @@ import pytest
 
 from tests.conftest import graph_of
 from traincast import predict
+from traincast.ask import Conditions
 from traincast.estimate import AnalyticalCostModel
 from traincast.forecast import Forecast
 from traincast.report.critical_path import critical_tasks
-from traincast.simulate import Conditions, Timeline
+from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Stream
 from traincast.work import HostUpdate, Transfer
 

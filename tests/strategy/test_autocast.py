@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,7 +112,7 @@ def test_casts_stand_between_products_and_fp32() -> None:
 def test_only_a_runtime_that_autocasts_keeps_fp32() -> None:
     def kept(precision: str, *, casts: bool) -> float:
         graph = request_of("dp=1", model="gpt:layers=2,hidden=128,heads=4,vocab=512,seq=64").graph
-        runtime = replace(load_runtime("pytorch"), autocast=casts)
+        runtime = load_runtime("pytorch").patched(kernels={"autocast": casts})
         found = predict(graph, cluster="dgx-a100:1x1", global_batch=8, runtime=runtime, precision=precision)
         return float(found.report.memory.activations)
 

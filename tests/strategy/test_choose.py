@@ -9,9 +9,10 @@ from benchmarks.choices import fits_somewhere
 
 from tests.conftest import CNN, GPT, devices, graph_of, request_of
 from tests.searching.problems import MOE
+from traincast.ask import Training
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
-from traincast.forecast import make_request
+from traincast.resolve import resolve
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, load_runtime, lower
 from traincast.strategy.choose import choose, remedy_of, usual_runtime
 from traincast.strategy.prepare import need_only
@@ -55,7 +56,7 @@ def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str
     """From hardly any memory to enough for plain replicas; the whole space of a search is the judge."""
     request = replace(eight(global_batch=2), graph=graph_of(model), runtime=load_runtime(runtime), cluster=devices(2))
     plain = need_only(replace(request, strategy=Strategy(dp=2)))
-    fixed = request.runtime.context_bytes + request.runtime.workspace_bytes
+    fixed = request.runtime.memory.context_bytes + request.runtime.memory.workspace_bytes
     found = []
     for share in (0.6, 0.8, 0.9, 1.0):
         tight = with_memory(request, fixed + share * (plain.sure - fixed))
@@ -70,7 +71,9 @@ def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str
 
 def test_what_only_sharded_parameters_make_fit_is_chosen() -> None:
     """Seven billion parameters on two devices of 80 GB: neither replicas nor sharded states fit, whole shards do."""
-    chosen = choose(make_request("llama2-7b", cluster="dgx-a100:1x2", global_batch=2, runtime="hf-trainer"))
+    chosen = choose(
+        resolve(Training("llama2-7b", cluster="dgx-a100:1x2", global_batch=2, runtime="hf-trainer")).request
+    )
     assert chosen.need.fits
     assert (chosen.strategy.dp, chosen.strategy.zero) == (2, 3)
 
@@ -147,7 +150,7 @@ def test_experts_of_a_tensor_group_are_shared_out_with_its_sequence() -> None:
 
 
 def test_runtimes_habits_are_kept() -> None:
-    request = replace(eight(), runtime=replace(eight().runtime, recompute="full"))
+    request = replace(eight(), runtime=eight().runtime.patched(defaults={"recompute": "full"}))
     assert choose_strategy(request).recompute == "full"
     assert request.graph == graph_of(GPT)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.conftest import GPT, LLAMA, request_of
@@ -23,7 +21,7 @@ def again(runtime: Runtime) -> list[str]:
 
 def test_a_compiler_does_not_repeat_the_last_product_of_a_layer() -> None:
     plain = load_runtime("megatron")
-    lean = again(replace(plain, lean_recompute=True))
+    lean = again(plain.patched(kernels={"lean_recompute": True}))
     assert len(again(plain)) == len(lean) + 1 == 4  # qkv, output projection, up, down
 
 
@@ -46,7 +44,7 @@ def between_slices(runtime: Runtime) -> list[float]:
 
 def test_slices_sum_their_gradients_once_after_backward() -> None:
     jax = load_runtime("maxtext")
-    late, early = between_slices(jax), between_slices(replace(jax, overlap_gradients=True))
+    late, early = between_slices(jax), between_slices(jax.patched(exchange={"overlap_gradients": True}))
     assert sum(late) == pytest.approx(sum(early))
     assert len(late) == 1 < len(early)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,12 @@ MIXTURE = "qwen3-30b-a3b"
 TOKENS, WIDTH, TOPK = 4096, 2048, 8
 
 
-def _works(strategy: str = "dp=8,ep=8,micro_batch=1", *, cluster: str = "dgx-b200:1", **habits: Any) -> list[Any]:
+def _works(strategy: str = "dp=8,ep=8,micro_batch=1", *, cluster: str = "dgx-b200:1", **tables: Any) -> list[Any]:
     request = Request(
         graph=load_model(MIXTURE, seq=TOKENS),
         cluster=load_cluster(cluster),
         strategy=parse_strategy(strategy, global_batch=16),
-        runtime=replace(load_runtime("megatron"), **habits),
+        runtime=load_runtime("megatron").patched(**tables),
         precision=load_precision("bf16"),
         global_batch=16,
     )
@@ -51,50 +50,52 @@ def test_an_all_to_all_sends_a_token_once_for_each_expert() -> None:
 
 
 def test_a_fused_dispatcher_sends_a_token_once_to_each_rank_and_node() -> None:
-    assert _sent(dispatcher="fused") == pytest.approx(TOKENS * WIDTH * 2 * distinct(8, TOPK))
-    nodes = _sent(strategy="dp=16,ep=16,micro_batch=1", cluster="dgx-b200:2", dispatcher="fused")
+    assert _sent(experts={"dispatcher": "fused"}) == pytest.approx(TOKENS * WIDTH * 2 * distinct(8, TOPK))
+    nodes = _sent(strategy="dp=16,ep=16,micro_batch=1", cluster="dgx-b200:2", experts={"dispatcher": "fused"})
     assert nodes == pytest.approx(TOKENS * WIDTH * 2 * distinct(2, TOPK))
-    rack = _sent(strategy="dp=16,ep=16,micro_batch=1", cluster="dgx-gb200:4", dispatcher="fused")
+    rack = _sent(strategy="dp=16,ep=16,micro_batch=1", cluster="dgx-gb200:4", experts={"dispatcher": "fused"})
     assert rack == pytest.approx(TOKENS * WIDTH * 2 * distinct(16, TOPK))
 
 
 def test_the_device_waits_for_the_host_unless_shapes_are_known() -> None:
-    def waits(strategy: str = "dp=8,ep=8,micro_batch=1", **habits: Any) -> bool:
-        return Launch(blocks=77.0) in _works(strategy, routing_launches=77.0, **habits)
+    def waits(strategy: str = "dp=8,ep=8,micro_batch=1", **tables: Any) -> bool:
+        return Launch(blocks=77.0) in _works(strategy, experts={"routing_launches": 77.0}, **tables)
 
     assert waits()
     assert not waits("dp=8,ep=8,micro_batch=1,capacity=1")
-    assert not waits(cuda_graphs=True)
+    assert not waits(launches={"cuda_graphs": True})
     assert Launch(blocks=77.0) not in _works()
 
 
 def test_products_of_experts_say_which_kernels_run_them() -> None:
-    def kernels(**habits: Any) -> set[object]:
-        found = (w for w in _works(**habits) if isinstance(w, Operator) and w.kind is OpKind.GROUPED_GEMM)
+    def kernels(**tables: Any) -> set[object]:
+        found = (w for w in _works(**tables) if isinstance(w, Operator) and w.kind is OpKind.GROUPED_GEMM)
         return {w.attributes.get("kernel") for w in found}
 
     assert kernels() == {None}
-    assert kernels(grouped="looped") == {"looped"}
+    assert kernels(experts={"grouped": "looped"}) == {"looped"}
 
 
 def test_products_that_make_gradients_of_weights_say_what_they_add_to() -> None:
-    works = [w for w in _works(grouped="looped") if isinstance(w, Operator) and w.kind is OpKind.GROUPED_GEMM]
+    works = [
+        w for w in _works(experts={"grouped": "looped"}) if isinstance(w, Operator) and w.kind is OpKind.GROUPED_GEMM
+    ]
     makes = {len(w.inputs[1].shape) == 2: w.attributes.get("adds_to") for w in works}
     assert makes == {True: "fp32", False: None}
-    apart = _works(grouped="looped", fusions=("norm", "elementwise", "loss"))
+    apart = _works(experts={"grouped": "looped"}, kernels={"fusions": ("norm", "elementwise", "loss")})
     assert not any(w.attributes.get("adds_to") for w in apart if isinstance(w, Operator))
 
 
 def test_a_dispatch_in_fp8_halves_the_tokens_of_forward_alone() -> None:
-    works = _works(dispatch_dtype="fp8")
+    works = _works(experts={"dispatch_dtype": "fp8"})
     sent = sorted(w.nbytes for w in works if isinstance(w, Collective) and w.kind == "all_to_all")
     whole = TOKENS * TOPK * WIDTH * 2
     assert sent == pytest.approx([whole * (1 + 1 / 32) / 2, whole])
 
 
 def test_traffic_of_one_microbatch_runs_beside_another_if_they_are_interleaved() -> None:
-    runtime = replace(load_runtime("megatron"), overlap_batches=0.5)
-    near = replace(runtime, overlap_batches_near=True)
+    runtime = load_runtime("megatron").patched(experts={"overlap_batches": 0.5})
+    near = runtime.patched(experts={"overlap_batches_near": True})
 
     def overlaps(strategy: str, used: Any = runtime, *, together: bool = False) -> BatchOverlap | None:
         return overlap_of_batches(parse_strategy(strategy, global_batch=64), used, near=together)
@@ -120,13 +121,13 @@ def test_dualpipe_hides_expert_traffic_whatever_the_runtime(runtime: str) -> Non
 def test_messages_of_dualpipe_travel_beside_compute_whatever_the_runtime() -> None:
     """Runtimes that wait for their sends do so with other schedules only."""
     waits = load_runtime("pytorch")
-    assert not waits.overlap_sends
+    assert not waits.exchange.overlap_sends
 
     def seconds(schedule: str, runtime: Runtime) -> float:
         plan = lower(request_of(f"pp=4,schedule={schedule},num_microbatches=16", runtime=runtime)).plan
         return simulate(plan, np.array([1.0 if isinstance(w, Operator | Transfer) else 0.0 for w in plan.works])).step_s
 
-    overlaps = replace(waits, overlap_sends=True)
+    overlaps = waits.patched(exchange={"overlap_sends": True})
     assert seconds("dualpipe", waits) == seconds("dualpipe", overlaps)
     assert seconds("1f1b", waits) > seconds("1f1b", overlaps)
 

@@ -37,13 +37,13 @@ def holding(states: float, beyond: float) -> Memory:
 
 def test_a_runtimes_figures_hold_nine_tenths_of_its_runs() -> None:
     assert factor(NANOTRON, 0.5) == 1.0
-    assert factor(NANOTRON, 0.95) == pytest.approx(NANOTRON.memory_high)
-    assert factor(NANOTRON, 0.05) == pytest.approx(NANOTRON.memory_low)
+    assert factor(NANOTRON, 0.95) == pytest.approx(NANOTRON.memory.high)
+    assert factor(NANOTRON, 0.05) == pytest.approx(NANOTRON.memory.low)
 
 
 def test_a_framework_that_nobody_measured_is_less_sure() -> None:
-    assert load_runtime("pytorch").memory_high > NANOTRON.memory_high
-    assert load_runtime("pytorch").memory_low < NANOTRON.memory_low
+    assert load_runtime("pytorch").memory.high > NANOTRON.memory.high
+    assert load_runtime("pytorch").memory.low < NANOTRON.memory.low
 
 
 @settings(deadline=None)

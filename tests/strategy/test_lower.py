@@ -73,7 +73,7 @@ def test_collectives_of_tensor_groups_hold_compute_and_gradient_traffic_does_not
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_sends_hold_compute_unless_they_overlap(overlap: bool) -> None:
-    runtime = replace(load_runtime("pytorch"), overlap_sends=overlap)
+    runtime = load_runtime("pytorch").patched(exchange={"overlap_sends": overlap})
     plan = lower(request_of("pp=2,num_microbatches=2", runtime=runtime), grain="operator").plan
     sends = [t for t in range(plan.num_tasks) if isinstance(plan.works[plan.cost[t]], Transfer)]
     assert len(sends) == 4
@@ -83,21 +83,21 @@ def test_sends_hold_compute_unless_they_overlap(overlap: bool) -> None:
 
 
 def test_gradients_are_reduced_in_buckets_as_backward_goes() -> None:
-    small = replace(load_runtime("pytorch"), bucket_bytes=1e6)
+    small = load_runtime("pytorch").patched(exchange={"bucket_bytes": 1e6})
     plan = lower(request_of("dp=2", runtime=small), grain="operator").plan
     buckets = [t for t in range(plan.num_tasks) if plan.group[t] == Group.DATA]
     assert len(buckets) >= 4
     last = int(np.flatnonzero(plan.category == Category.BACKWARD)[-1])
     assert buckets[0] < last
-    whole = replace(load_runtime("pytorch"), bucket_bytes=1e15)
+    whole = load_runtime("pytorch").patched(exchange={"bucket_bytes": 1e15})
     single = lower(request_of("dp=2", runtime=whole), grain="operator").plan
     assert int((single.group == Group.DATA).sum()) == 1
 
 
 def test_overlapped_gradients_hide_behind_backward() -> None:
-    base = replace(load_runtime("pytorch"), bucket_bytes=1e6)
+    base = load_runtime("pytorch").patched(exchange={"bucket_bytes": 1e6})
     hidden, exposed = (
-        run(request_of("dp=16", runtime=replace(base, overlap_gradients=o), global_batch=512))[1].step_s
+        run(request_of("dp=16", runtime=base.patched(exchange={"overlap_gradients": o}), global_batch=512))[1].step_s
         for o in (True, False)
     )
     assert hidden < exposed
@@ -164,7 +164,7 @@ def test_fsdp_gathers_a_block_ahead() -> None:
     gathers = np.flatnonzero(labels == "dp all_gather")
     computes = np.flatnonzero(plan.category == Category.FORWARD)
     # With one block prefetched, two gathers are issued before the first compute.
-    assert int((gathers < computes[0]).sum()) == 1 + load_runtime("fsdp").prefetch_blocks
+    assert int((gathers < computes[0]).sum()) == 1 + load_runtime("fsdp").defaults.prefetch_blocks
 
 
 def test_memory_alone_is_that_of_the_fullest_stage() -> None:
@@ -225,7 +225,7 @@ def test_selective_recomputation_goes_by_what_an_operator_is_not_by_what_its_mod
 
 
 def test_small_updates_take_time_by_the_number_of_parameters_and_of_ranks_on_a_host() -> None:
-    runtime = replace(load_runtime("pytorch"), parameter_launches=10.0, crowding=0.1)
+    runtime = load_runtime("pytorch").patched(launches={"parameter": 10.0, "crowding": 0.1})
     seen = []
     for strategy in ("dp=1", "dp=4"):
         request = replace(request_of(strategy, model="resnet50"), runtime=runtime)

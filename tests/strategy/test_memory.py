@@ -96,7 +96,7 @@ def test_a_host_that_runs_ahead_holds_what_collectives_have_not_run_on_yet() -> 
         for flag in (False, True)
     )
     whole = 16 * 128 * 256 * 2
-    assert ahead.activations - behind.activations == request.runtime.held_collectives * whole
+    assert ahead.activations - behind.activations == request.runtime.memory.held_collectives * whole
 
 
 def test_a_walk_ends_with_nothing_kept() -> None:
@@ -129,5 +129,5 @@ def test_a_stage_without_blocks_holds_no_activations() -> None:
     request = request_of("dp=1")
     codes = np.array([Pass.FORWARD, Pass.BACKWARD], dtype=np.int64)
     empty = memory_of([[]], codes, strategy=request.strategy, runtime=request.runtime, precision=request.precision)
-    assert empty.activations == request.runtime.workspace_bytes
+    assert empty.activations == request.runtime.memory.workspace_bytes
     assert empty.weights == 0

@@ -29,23 +29,24 @@ def _settled(spec: str, *, cluster: str = "dgx-gb300:2", precision: str = "fp8",
 
 def test_habits_accumulate_with_releases() -> None:
     first, rack, newest_ = (_settled(f"megatron-bridge:release={r}") for r in ("25.09", "26.04", "26.06.01"))
-    assert (first.dispatcher, first.grouped, first.cuda_graphs) == ("all_to_all", "looped", False)
-    assert (rack.dispatcher, rack.grouped, rack.cuda_graphs) == ("fused", "looped", False)
-    assert (newest_.dispatcher, newest_.grouped, newest_.cuda_graphs) == ("fused", "fused", True)
+    assert (first.experts.dispatcher, first.experts.grouped) == ("all_to_all", "looped")
+    assert (rack.experts.dispatcher, rack.experts.grouped) == ("fused", "looped")
+    assert (newest_.experts.dispatcher, newest_.experts.grouped) == ("fused", "fused")
+    assert [r.launches.cuda_graphs for r in (first, rack, newest_)] == [False, False, True]
     assert first.habits == rack.habits == newest_.habits == ()
 
 
 def test_habits_depend_on_precision_and_machine() -> None:
-    assert _settled("megatron-bridge:release=26.06", precision="bf16").grouped == "looped"
-    assert _settled("megatron-bridge:release=26.06", cluster="dgx-b300:1").grouped == "looped"
-    assert _settled("megatron-bridge:release=26.06", cluster="dgx-b300:1").dispatcher == "fused"
-    assert _settled("megatron-bridge:release=26.06", cluster="dgx-h100:1").dispatcher == "all_to_all"
+    assert _settled("megatron-bridge:release=26.06", precision="bf16").experts.grouped == "looped"
+    assert _settled("megatron-bridge:release=26.06", cluster="dgx-b300:1").experts.grouped == "looped"
+    assert _settled("megatron-bridge:release=26.06", cluster="dgx-b300:1").experts.dispatcher == "fused"
+    assert _settled("megatron-bridge:release=26.06", cluster="dgx-h100:1").experts.dispatcher == "all_to_all"
 
 
 def test_a_habit_may_leave_out_models_with_state_space_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "_is_hybrid", lambda graph: True)
-    assert not _settled("megatron-bridge:release=26.06").cuda_graphs
-    assert _settled("megatron-bridge:release=26.06").dispatcher == "fused"
+    assert not _settled("megatron-bridge:release=26.06").launches.cuda_graphs
+    assert _settled("megatron-bridge:release=26.06").experts.dispatcher == "fused"
 
 
 def test_without_a_release_the_newest_counts_and_is_said() -> None:
@@ -107,9 +108,26 @@ def test_a_release_that_means_nothing_is_refused(spec: str, said: str) -> None:
 
 def test_habits_of_a_users_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text('[[habits]]\nsince = "2"\nrouting_launches = 7\n', encoding="utf-8")
-    assert _settled(f"{path}:release=1").routing_launches == 0.0
-    assert _settled(f"{path}:release=2.1").routing_launches == 7.0
-    path.write_text("[[habits]]\nrouting_launch = 7\n", encoding="utf-8")
-    with pytest.raises(RequestError, match=r"habits\[0\] has unknown key 'routing_launch'"):
+    path.write_text(
+        '[[habits]]\nsince = "2"\nexperts.routing_launches = 7\nmemory.counter = "device"\n', encoding="utf-8"
+    )
+    assert _settled(f"{path}:release=1").experts.routing_launches == 0.0
+    later = _settled(f"{path}:release=2.1")
+    assert (later.experts.routing_launches, later.memory.counter) == (7.0, "device")
+    assert load_runtime(str(path)).to_dict()["habits"][0]["memory"] == {"counter": "device"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("experts.routing_launch = 7", r"habits\[0\].experts has unknown key 'routing_launch'"),
+        ("experts.routing_launches = -7", r"habits\[0\].experts.routing_launches is -7: expected a number from 0"),
+        ("routing_launches = 7", r"habits\[0\] routing_launches stands in \[experts\] now"),
+        ("until = '3'", r"habits\[0\] has unknown key 'until'"),
+    ],
+)
+def test_a_wrong_habit_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"[[habits]]\n{text}\n", encoding="utf-8")
+    with pytest.raises(RequestError, match=said):
         load_runtime(str(path))

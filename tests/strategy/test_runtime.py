@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from traincast.graph import Operator
 from traincast.graph.load import load_model
 from traincast.strategy import (
     Request,
-    Runtime,
     find_runtime,
     load_precision,
     load_runtime,
@@ -27,36 +26,46 @@ from traincast.strategy.program.recompute import RECOMPUTATIONS
 
 def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
-    path.write_text('extends = "megatron"\nbucket_bytes = 40_000_000\noverlap_sends = false\n', encoding="utf-8")
+    text = 'extends = "megatron"\n[exchange]\nbucket_bytes = 40_000_000\noverlap_sends = false\n'
+    path.write_text(text, encoding="utf-8")
     made, parent = load_runtime(str(path)), load_runtime("megatron")
     assert made.name == "ours"
-    assert (made.bucket_bytes, made.overlap_sends) == (40e6, False)
-    changed = {"name", "bucket_bytes", "overlap_sends"}
-    for field in fields(Runtime):
-        if field.name not in changed:
-            assert getattr(made, field.name) == getattr(parent, field.name)
+    assert (made.exchange.bucket_bytes, made.exchange.overlap_sends) == (40e6, False)
+    assert replace(parent, name="ours", exchange=made.exchange) == made
+    changed = {"bucket_bytes": 40e6, "overlap_sends": False}
+    assert parent.patched(exchange=changed).exchange == made.exchange
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("bucket_byte = 3", "mine.toml has unknown key 'bucket_byte': did you mean bucket_bytes"),
-        ("bucket_bytes = 'many'", "mine.toml: bucket_bytes is 'many': expected a number from 0 to 1e"),
-        ("bucket_bytes = -1", "expected a number from 0"),
-        ("bucket_bytes = inf", "expected a number from 0"),
-        ("bucket_bytes = nan", "expected a number from 0"),
-        ("overlap_gradients = 1", "expected true or false"),
-        ("attention = 'fast'", "expected one of flash, flash-1, flash-2, cudnn-8, unfused, eager"),
+        ("[exchange]\nbucket_byte = 3", "mine.toml: exchange has unknown key 'bucket_byte': did you mean bucket_bytes"),
         (
-            "fusions = ['all']",
+            "[exchange]\nbucket_bytes = 'many'",
+            "mine.toml: exchange.bucket_bytes is 'many': expected a number from 0 to 1e",
+        ),
+        ("[exchange]\nbucket_bytes = -1", "expected a number from 0"),
+        ("[exchange]\nbucket_bytes = inf", "expected a number from 0"),
+        ("[exchange]\nbucket_bytes = nan", "expected a number from 0"),
+        ("[exchange]\noverlap_gradients = 1", "expected true or false"),
+        ("[kernels]\nattention = 'fast'", "expected one of flash, flash-1, flash-2, cudnn-8, unfused, eager"),
+        (
+            "[kernels]\nfusions = ['all']",
             r"fusions\[0\] is 'all': expected one of norm, batch_norm, half_batch_norm, elementwise, loss, gradients",
         ),
-        ("fusions = 'norm'", "expected a list of words of norm, batch_norm, half_batch_norm, elementwise"),
-        ("zero = 4", "expected one of 0, 1, 2, 3"),
-        ("zero = true", "expected one of 0, 1, 2, 3"),
-        ("gradient_dtype = 'fp8'", "expected one of '', fp32, bf16, fp16"),
-        ("recompute = 'half'", f"recompute is 'half': expected one of {', '.join(RECOMPUTATIONS)}$"),
-        ("recompute = 1", f"recompute is 1: expected one of {', '.join(RECOMPUTATIONS)}$"),
+        ("[kernels]\nfusions = 'norm'", "expected a list of words of norm, batch_norm, half_batch_norm, elementwise"),
+        ("[defaults]\nzero = 4", "expected one of 0, 1, 2, 3"),
+        ("[defaults]\nzero = true", "expected one of 0, 1, 2, 3"),
+        ("[defaults]\ngradient_dtype = 'fp8'", "expected one of '', fp32, bf16, fp16"),
+        ("[defaults]\nrecompute = 'half'", f"recompute is 'half': expected one of {', '.join(RECOMPUTATIONS)}$"),
+        ("[defaults]\nrecompute = 1", f"recompute is 1: expected one of {', '.join(RECOMPUTATIONS)}$"),
+        ("bucket_bytes = 3", r"mine.toml: bucket_bytes stands in \[exchange\] now: \[exchange\] bucket_bytes = …"),
+        ("operator_launches = 3", r"operator_launches stands in \[launches\] now: \[launches\] operator = …"),
+        ("memory_low = 0.7", r"memory_low stands in \[memory\] now: \[memory\] low = …"),
+        ("overlap_experts = 0.5", r"overlap_experts stands in \[experts\] now: \[experts\] overlap = …"),
+        ("kernels = 'bare'", r"kernels is a table now: \[kernels\] measured_with = …"),
+        ("launches = 3", "launches is 3: expected a table with operator, backward, collective"),
+        ("habits = 3", "habits is 3: expected a list of tables"),
         ("extends = 'nothing'", "unknown runtime 'nothing'"),
         ("= 3", "is not valid TOML"),
     ],

@@ -12,7 +12,7 @@ BUCKET = 1e3
 
 def memory(strategy: str, *, precision: str = "fp16", flat: bool = True) -> Memory:
     request = request_of(strategy, model=GPT, precision=precision, runtime="megatron-deepspeed")
-    runtime = replace(request.runtime, flat_gradients=flat, bucket_bytes=BUCKET)
+    runtime = request.runtime.patched(memory={"flat_gradients": flat}, exchange={"bucket_bytes": BUCKET})
     (found,) = lower(replace(request, runtime=runtime)).memory
     return found
 
@@ -56,7 +56,7 @@ def test_gradients_as_wide_as_master_weights_are_only_copied_for_exchange_and_no
 
 def test_updates_elsewhere_leave_no_copies_and_other_runtimes_make_none() -> None:
     assert copied("dp=2,zero=1,offload=optimizer") == 0
-    assert not load_runtime("megatron").flat_gradients
+    assert not load_runtime("megatron").memory.flat_gradients
     assert lower(request_of("dp=2,zero=1", model=GPT, runtime="megatron")).memory[0].cached == 0
 
 

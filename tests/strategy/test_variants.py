@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import graph_of
+from traincast.ask import Training
 from traincast.cluster import Cluster, load_cluster
 from traincast.cluster.hardware import joined
 from traincast.estimate.collectives.laws import nic_bandwidth
-from traincast.forecast import make_request
+from traincast.resolve import resolve
 from traincast.strategy import lower, parse_strategy
 from traincast.strategy.lower import Lowered
 from traincast.strategy.mesh import Mesh
@@ -115,7 +116,7 @@ def plain_on(lowered: Lowered, nodes: int) -> list[object]:
 
 
 def lowered_on(cluster: Cluster | str, text: str, batch: int = 96) -> Lowered:
-    request = make_request(graph_of(GPT), cluster=cluster, global_batch=batch, runtime="pytorch")
+    request = resolve(Training(graph_of(GPT), cluster=cluster, global_batch=batch, runtime="pytorch")).request
     strategy = parse_strategy(text, global_batch=batch)
     return with_variants(lower(replace(request, strategy=strategy), grain="operator"))
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from traincast.ask import Conditions
 from traincast.forecast import Forecast, predict
 from traincast.report.trace import lanes_by_row
-from traincast.simulate import Conditions
 from traincast.strategy.plan import Category
 from traincast.testbed.activity import class_of
 

@@ -69,7 +69,7 @@ def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Meas
     if measured.seconds is None:
         raise RowError("no step time is stated")
     request = replace(measured.request, cluster=replace(measured.request.cluster, calibration=None))
-    model = cost_model or default_cost_model(request.runtime.kernels)
+    model = cost_model or default_cost_model(request.runtime.kernels.measured_with)
     lowered = lower(request)
     plan = lowered.plan
     seconds = model.estimate(plan.works, request.cluster).seconds

@@ -24,6 +24,14 @@ def _show_one(title: str, facts: dict[str, Any], *, as_json: bool) -> None:
     print_table(title, ("field", "value"), [(key, _text(value)) for key, value in facts.items()])
 
 
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts with those of inner tables beside the others: ``launches.operator``."""
+    found: dict[str, Any] = {}
+    for key, value in facts.items():
+        found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return found
+
+
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "–"
@@ -202,10 +210,11 @@ def runtimes(name: str | None, as_json: bool) -> None:
     from traincast.strategy import load_runtime, runtime_names
 
     if name is not None:
-        _show_one(load_runtime(name).name, asdict(load_runtime(name)), as_json=as_json)
+        facts = load_runtime(name).to_dict()
+        _show_one(facts["name"], facts if as_json else _flat(facts), as_json=as_json)
         return
     known = [load_runtime(n) for n in runtime_names()]
     if as_json:
-        print_json([asdict(r) for r in known])
+        print_json([r.to_dict() for r in known])
         return
     print_table(f"{len(known)} runtimes", ("runtime", "description"), [(r.name, r.description) for r in known])

@@ -22,8 +22,9 @@ from traincast.files import check_outputs
 from traincast.units import parse_count
 
 if TYPE_CHECKING:
+    from traincast.ask import Conditions
     from traincast.forecast import Forecast
-    from traincast.simulate import Conditions, Timeline
+    from traincast.simulate import Timeline
 
 _READABLE_SPANS = 150_000
 
@@ -202,7 +203,7 @@ def _conditions(
     """Return the requested conditions, or ``None`` if the options state none."""
     if not (slow or jitter or busy_network or share_links):
         return None
-    from traincast.simulate import Conditions
+    from traincast.ask import Conditions
 
     pairs = []
     for text in slow:

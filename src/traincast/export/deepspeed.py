@@ -79,7 +79,7 @@ def _dtypes(request: Request) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if request.precision.master is not None:
         found["data_types"] = {"grad_accum_dtype": gradient_dtype(request)}
-    if request.precision.master is not None or request.runtime.reduce_dtype:
+    if request.precision.master is not None or request.runtime.exchange.reduce_dtype:
         shared = request.strategy.cp > 1
         found["seq_parallel_communication_data_type" if shared else "communication_data_type"] = sent_dtype(request)
     return found
@@ -182,7 +182,7 @@ def _zero(request: Request, notes: list[str]) -> dict[str, Any]:
         notes.append("stage 1 without replicas shards nothing; stage 0 could not sum gradients in a wider dtype")
     section: dict[str, Any] = {"stage": stage}
     if strategy.zero:
-        section["overlap_comm"] = request.runtime.overlap_gradients
+        section["overlap_comm"] = request.runtime.exchange.overlap_gradients
     if strategy.zero == 3 and not strategy.reshard:
         section["stage3_max_live_parameters"] = graph.num_parameters
         section["stage3_max_reuse_distance"] = graph.num_parameters

@@ -397,13 +397,13 @@ def _precision(request: Request, notes: list[str], *, experts: bool) -> list[Fla
 def _overlap(request: Request) -> list[Flag]:
     strategy, runtime = request.strategy, request.runtime
     flags: list[Flag] = []
-    if runtime.overlap_gradients and strategy.dp * strategy.cp > 1:
+    if runtime.exchange.overlap_gradients and strategy.dp * strategy.cp > 1:
         flags.append(("--overlap-grad-reduce",))
         if strategy.zero:
             flags.append(("--overlap-param-gather",))
-    if runtime.overlap_tensor and strategy.sequence_parallel:
+    if runtime.exchange.overlap_tensor and strategy.sequence_parallel:
         flags.append(("--tp-comm-overlap",))
-    if not runtime.overlap_sends and strategy.virtual_stages > 1 and strategy.pp > 2:
+    if not runtime.exchange.overlap_sends and strategy.virtual_stages > 1 and strategy.pp > 2:
         flags.append(("--no-overlap-p2p-communication",))
     return flags
 

@@ -78,7 +78,7 @@ def nanotron(request: Request) -> str:
         },
         "model": {"dtype": _DTYPES[request.precision.name], "init_method": {"std": 0.025}, **_model(request, notes)},
     }
-    if strategy.pp > 1 and request.runtime.stage_cut != "weights":
+    if strategy.pp > 1 and request.runtime.defaults.stage_cut != "weights":
         notes.append(
             "nanotron divides stages by weights, not by layers: forecast with the runtime nanotron to see them"
         )
@@ -165,7 +165,7 @@ def _parallelism(request: Request) -> Section:
         "expert_parallel_size": strategy.ep,
         "pp_engine": _ENGINES[strategy.schedule] if strategy.pp > 1 else "1f1b",
         "tp_mode": "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE",
-        "tp_linear_async_communication": strategy.sequence_parallel and request.runtime.overlap_tensor > 0,
+        "tp_linear_async_communication": strategy.sequence_parallel and request.runtime.exchange.overlap_tensor > 0,
     }
     return section | {"recompute_layer": True} if strategy.recompute == "full" else section
 

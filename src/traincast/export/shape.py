@@ -206,15 +206,15 @@ def check_tokens(framework: str, graph: OperatorGraph) -> None:
 
 def gradient_dtype(request: Request) -> str:
     """Return the dtype that sums gradients: the runtime's if there are master weights, else the precision's."""
-    if request.runtime.gradient_dtype and request.precision.master is not None:
-        return request.runtime.gradient_dtype
+    if request.runtime.defaults.gradient_dtype and request.precision.master is not None:
+        return request.runtime.defaults.gradient_dtype
     return request.precision.gradients.value
 
 
 def sent_dtype(request: Request) -> str:
     """Return the dtype in which the forecast exchanges gradients between replicas."""
-    if request.runtime.reduce_dtype:
-        return request.runtime.reduce_dtype
+    if request.runtime.exchange.reduce_dtype:
+        return request.runtime.exchange.reduce_dtype
     return request.precision.activations.value if request.strategy.zero == 3 else gradient_dtype(request)
 
 

@@ -85,11 +85,13 @@ def torchtitan(request: Request) -> str:
 
 def _compiles(request: Request) -> bool:
     """Return whether blocks are compiled: fused kernels, float8 and overlapped tensor parallelism need it."""
-    return "elementwise" in request.runtime.fusions or request.precision.name == "fp8" or _overlaps_tensor(request)
+    return (
+        "elementwise" in request.runtime.kernels.fusions or request.precision.name == "fp8" or _overlaps_tensor(request)
+    )
 
 
 def _overlaps_tensor(request: Request) -> bool:
-    return request.strategy.tp > 1 and request.runtime.overlap_tensor > 0
+    return request.strategy.tp > 1 and request.runtime.exchange.overlap_tensor > 0
 
 
 def axes(model: str) -> str:

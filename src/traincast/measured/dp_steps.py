@@ -160,7 +160,7 @@ def read_row(row: Row) -> Reading:
         if not any(op.kind is OpKind.ATTENTION for op, _ in graph):
             raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
         assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
-        assumed.append(unstated("recompute", runtime.recompute))
+        assumed.append(unstated("recompute", runtime.defaults.recompute))
     mesh = _MESH.search(notes)
     strategy = Strategy(
         dp=devices // tp // cp,
@@ -169,7 +169,11 @@ def read_row(row: Row) -> Reading:
         num_microbatches=accumulate,
         zero=3 if mesh else zero,  # type: ignore[arg-type]
         shard=_shard(devices, int(mesh[1]), int(mesh[2])) if mesh else 0,
-        recompute="full" if affirms(notes, "gradient checkpointing") else runtime.recompute if cp > 1 else "none",
+        recompute="full"
+        if affirms(notes, "gradient checkpointing")
+        else runtime.defaults.recompute
+        if cp > 1
+        else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
     request = Request(

@@ -125,15 +125,22 @@ def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
     request, assumed = reading.request, assumed + list(reading.assumed)
     precision = _precision(row, tuning, request)
     runtime = _kept_twice(row, tuning, request, _habits(row, request.runtime))
-    if habits.update_passes and runtime.update_passes > 1:
-        runtime = replace(runtime, update_passes=habits.update_passes)
+    if habits.update_passes and runtime.kernels.update_passes > 1:
+        runtime = runtime.patched(kernels={"update_passes": habits.update_passes})
     name = _optimizer(row, assumed)
     if name:
-        runtime = replace(runtime, update_share=0.0, update_passes=1)  # one kernel updates everything in place
+        runtime = runtime.patched(
+            memory={"update_share": 0.0}, kernels={"update_passes": 1}
+        )  # one kernel updates everything in place
         request = replace(request, graph=request.graph.with_optimizer(name))
     request = replace(request, precision=precision, runtime=runtime)
     request = replace(request, strategy=replace(request.strategy, offload=_offload(row, request, assumed)))
-    if tuning.method != "full" and request.strategy.zero == 3 and runtime.frees_gradients and _year(row) < _RESHARDS:
+    if (
+        tuning.method != "full"
+        and request.strategy.zero == 3
+        and runtime.memory.frees_gradients
+        and _year(row) < _RESHARDS
+    ):
         assumed.append("frozen parameters stay gathered: FSDP of that year does not free them after backward")
         request = replace(request, strategy=replace(request.strategy, reshard=False))
     return Reading(request=request, assumed=tuple(assumed))
@@ -194,11 +201,15 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps. PEFT's
     preparation of 4- and 8-bit models makes norms fp32, and with them the inputs of layers.
     """
-    if tuning.method == "full" or not runtime.frees_gradients:
+    if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
     prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and "accelerated" not in text(row, "notes").lower()
     sharded = request.strategy.zero == 3 and request.strategy.dp > 1
-    return replace(runtime, kept_inputs=2.0) if sharded or (prepared and runtime.name == "hf-trainer") else runtime
+    return (
+        runtime.patched(memory={"kept_inputs": 2.0})
+        if sharded or (prepared and runtime.name == "hf-trainer")
+        else runtime
+    )
 
 
 def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
@@ -208,7 +219,7 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     trains fp32 copies of them. Adapters are fp32 beside 16-bit weights.
     """
     found, runtime = request.precision, request.runtime
-    if not runtime.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
+    if not runtime.memory.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
     if tuning.method not in _TRAINS_WEIGHTS:
@@ -229,10 +240,10 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
 def _habits(row: Row, runtime: Runtime) -> Runtime:
     """Return ``runtime`` with what a row says of fused kernels, chunked losses and attention."""
     notes = " ".join(text(row, key) for key in ("notes", "framework", "attention")).lower()
-    if not runtime.written_out:
+    if not runtime.kernels.written_out:
         return runtime
     if affirms(notes, "liger|foak|fast-kernels|fused cross|unsloth|chunked"):
-        runtime = replace(runtime, logits_copies=0.0, fusions=("loss",), written_out=False)
+        runtime = runtime.patched(memory={"logits_copies": 0.0}, kernels={"fusions": ("loss",), "written_out": False})
     if "eager" in text(row, "attention").lower():
-        runtime = replace(runtime, attention="eager")
+        runtime = runtime.patched(kernels={"attention": "eager"})
     return runtime

@@ -59,7 +59,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
     if tuning.method == "full":
         return graph
     method = method_of(row, tuning, assumed)
-    wide = runtime.written_out and "use_amp=true" not in text(row, "notes").lower() and runtime.name == "peft"
+    wide = runtime.kernels.written_out and "use_amp=true" not in text(row, "notes").lower() and runtime.name == "peft"
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0

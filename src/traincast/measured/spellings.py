@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Final
 
 from traincast.cluster import Device
@@ -121,11 +120,11 @@ def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
         return "full"
     if found is None:
         assumed.append(
-            f"recompute {written!r} not known: {runtime.recompute}"
+            f"recompute {written!r} not known: {runtime.defaults.recompute}"
             if written
-            else unstated("recompute", runtime.recompute)
+            else unstated("recompute", runtime.defaults.recompute)
         )
-    return found or runtime.recompute
+    return found or runtime.defaults.recompute
 
 
 def schedule_of(row: Row) -> str:
@@ -201,18 +200,21 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
     if year >= _HOPPER_SINCE:
         return runtime
     if year >= _PADDED_SINCE:
-        return replace(runtime, attention="cudnn-8")
+        return runtime.patched(kernels={"attention": "cudnn-8"})
     host = load_runtime("megatron-deepspeed")  # measured in 2023: small layers wait for the host
     nemo = "nemo" in text(row, "framework").lower()
-    return replace(
-        runtime,
-        attention="unfused" if "bert" in text(row, "model").lower() else "cudnn-8",
-        operator_launches=host.operator_launches,
-        backward_launches=host.backward_launches,
-        collective_launches=host.collective_launches,
-        block_launches=host.block_launches,
-        parameter_launches=_WRAPPED * host.operator_launches if nemo else 0.0,
-        fusions=tuple(name for name in runtime.fusions if not (nemo and name == "gradients")),
+    return runtime.patched(
+        kernels={
+            "attention": "unfused" if "bert" in text(row, "model").lower() else "cudnn-8",
+            "fusions": tuple(name for name in runtime.kernels.fusions if not (nemo and name == "gradients")),
+        },
+        launches={
+            "operator": host.launches.operator,
+            "backward": host.launches.backward,
+            "collective": host.launches.collective,
+            "block": host.launches.block,
+            "parameter": _WRAPPED * host.launches.operator if nemo else 0.0,
+        },
     )
 
 
@@ -224,11 +226,9 @@ def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
         r"\beager\b|\bno[ -_]compile|compile\W*(?:off|false)", said
     ):
         eager = load_runtime("fsdp")
-        return replace(
-            runtime,
-            fusions=eager.fusions,
-            operator_launches=eager.operator_launches,
-            backward_launches=eager.backward_launches,
+        return runtime.patched(
+            kernels={"fusions": eager.kernels.fusions},
+            launches={"operator": eager.launches.operator, "backward": eager.launches.backward},
         )
     if not written and "compile" not in said:
         assumed.append(unstated("compilation", "blocks compiled"))

@@ -309,17 +309,19 @@ def _must_be_split(row: Row, request: Request) -> bool:
         return False
     alone = all((figure(row, key) or 1) == 1 for key in ("pp", "cp"))
     least = _LEAST_BYTES * request.graph.num_parameters
-    return alone and request.runtime.zero < 3 and least > request.cluster.device.memory_bytes
+    return alone and request.runtime.defaults.zero < 3 and least > request.cluster.device.memory_bytes
 
 
 def _usual_strategy(request: Request) -> Strategy:
     """Return sharded data parallelism if that is the habit of the runtime, otherwise the first that fits."""
     runtime, devices = request.runtime, request.cluster.num_devices
-    if runtime.zero < 3 or request.global_batch % devices:
+    if runtime.defaults.zero < 3 or request.global_batch % devices:
         return choose_strategy(request)
     place = request.cluster
     slices = devices // place.domain_devices if place.intra_topology == "torus" else 1
-    return Strategy(dp=devices, zero=3, shard=devices // slices if slices > 1 else 0, recompute=runtime.recompute)
+    return Strategy(
+        dp=devices, zero=3, shard=devices // slices if slices > 1 else 0, recompute=runtime.defaults.recompute
+    )
 
 
 def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]) -> int:
@@ -414,7 +416,7 @@ def _sharding(row: Row, request: Request, replicas: int, pp: int, assumed: list[
     stated, shard = figure(row, "zero"), _sharded(row, request.cluster, replicas)
     if stated is not None and stated not in (0, 1, 2, 3):
         raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
-    zero = 3 if shard and stated is None else runtime.zero if stated is None else int(stated)
+    zero = 3 if shard and stated is None else runtime.defaults.zero if stated is None else int(stated)
     if stated is None and not shard:
         zero = min(zero, 1) if pp > 1 and runtime.name != "torchtitan" else zero
         if replicas > 1:
@@ -428,8 +430,8 @@ def _sharding(row: Row, request: Request, replicas: int, pp: int, assumed: list[
 def _sequence_parallel(row: Row, runtime: Runtime, assumed: list[str]) -> bool:
     stated = flag(row, "sp")
     if stated is None:
-        assumed.append(unstated("sp", int(runtime.sequence_parallel)))
-    return runtime.sequence_parallel if stated is None else stated
+        assumed.append(unstated("sp", int(runtime.defaults.sequence_parallel)))
+    return runtime.defaults.sequence_parallel if stated is None else stated
 
 
 def _experts(row: Row, request: Request, assumed: list[str]) -> int:

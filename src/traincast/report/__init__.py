@@ -3,7 +3,7 @@
 from traincast.report.assemble import make_report
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
-from traincast.report.job import JobForecast, JobSettings
+from traincast.report.job import JobForecast
 from traincast.report.page import write_page
 from traincast.report.report import RankReport, Report
 from traincast.report.trace import write_trace, write_traces
@@ -11,7 +11,6 @@ from traincast.report.trace import write_trace, write_traces
 __all__ = [
     "Breakdown",
     "JobForecast",
-    "JobSettings",
     "PathEntry",
     "RankReport",
     "Report",

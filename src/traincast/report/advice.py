@@ -22,14 +22,14 @@ _WORTH: Final = 0.99
 def advice_of(
     request: Request,
     mesh: Mesh,
-    report: Report,
+    step_s: float,
     computing_s: npt.NDArray[np.float64] | None,
     forecast: Callable[[Request], Report],
 ) -> tuple[str, ...]:
     """Return a line with shares of the batch that shorten the step, if replicas differ in speed.
 
-    ``computing_s`` has the seconds that each rank computes, if ranks differ. ``forecast`` returns the report of a
-    request with other shares.
+    A step takes ``step_s``. ``computing_s`` has the seconds that each rank computes, if ranks differ. ``forecast``
+    returns the report of a request with other shares.
     """
     strategy = request.strategy
     if computing_s is None or not request.cluster.parts:
@@ -40,7 +40,7 @@ def advice_of(
     if not shares:
         return ()
     balanced = forecast(replace(request, strategy=replace(strategy, shares=shares)))
-    if not balanced.fits or balanced.step_s > _WORTH * report.step_s:
+    if not balanced.fits or balanced.step_s > _WORTH * step_s:
         return ()
-    text, now, would = ":".join(map(str, shares)), *map(format_seconds, (report.step_s, balanced.step_s))
+    text, now, would = ":".join(map(str, shares)), *map(format_seconds, (step_s, balanced.step_s))
     return (f"replicas differ in speed: with shares={text}, a step would take {would} instead of {now}",)

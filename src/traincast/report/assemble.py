@@ -10,14 +10,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ask import Conditions, JobSettings
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.report.figures import StepFigures, figures_of_ranks
-from traincast.report.job import JobForecast, JobSettings, job_of_steps
-from traincast.report.report import BundleUse, Report
+from traincast.report.job import JobForecast, job_of_steps
+from traincast.report.report import BundleUse, Report, UnsearchedChoice
 from traincast.report.servers import figures_of_servers
-from traincast.simulate import Conditions, Timeline
+from traincast.simulate import Timeline
 from traincast.simulate.server_timeline import ServerJob
 from traincast.strategy import Lowered, Plan, Request
 from traincast.strategy.memory.fits import MARGIN
@@ -31,7 +32,7 @@ _MOST_MOMENTS: Final = 2000
 """Greatest number of slots in a report's memory over time; of more slots, evenly spaced ones are kept."""
 
 
-def make_report(
+def step_figures(
     request: Request,
     lowered: Lowered,
     estimates: Estimates,
@@ -39,25 +40,40 @@ def make_report(
     *,
     folded: Timeline | None = None,
     servers: ServerJob | None = None,
+) -> StepFigures:
+    """Return the figures of a step, given its ``lowered`` plan, ``estimates`` and ``timeline``.
+
+    ``folded`` is the timeline of the lowered plan itself, if ``timeline`` shows ranks that differ or workers of
+    parameter ``servers``.
+    """
+    if servers is None:
+        return figures_of_ranks(lowered, estimates, timeline, folded=folded)
+    assert folded is not None
+    return figures_of_servers(request, lowered, estimates, alone=folded, job=servers, timeline=timeline)
+
+
+def make_report(
+    request: Request,
+    lowered: Lowered,
+    estimates: Estimates,
+    figures: StepFigures,
+    *,
     conditions: Conditions | None = None,
     bundles: tuple[BundleUse, ...] | None = None,
     detail: MemoryDetail | None = None,
     remedy: Remedy | None = None,
     num_steps: int | None = None,
     job: JobSettings | None = None,
+    said: Sequence[str] = (),
+    choice: UnsearchedChoice | None = None,
 ) -> Report:
-    """Return the report of ``request``, given its ``lowered`` plan, ``estimates`` and ``timeline``.
+    """Return the report of ``request``, given its ``lowered`` plan, ``estimates`` and ``figures``.
 
-    ``folded`` is the timeline of the lowered plan itself, if ``timeline`` shows ranks that differ or workers of
-    parameter ``servers``. Without ``bundles``, their use is computed from ``estimates``. ``detail`` adds memory over
-    time, ``remedy`` a change that makes the strategy fit, and ``num_steps`` the job.
+    Without ``bundles``, their use is computed from ``estimates``. ``detail`` adds memory over time, ``remedy`` a change
+    that makes the strategy fit, ``num_steps`` the job, and ``choice`` how the strategy was chosen. ``said`` are further
+    warnings: advice, and what was assumed.
     """
     ran, need, graph = lowered.request, lowered.need, request.graph
-    if servers is None:
-        figures = figures_of_ranks(lowered, estimates, timeline, folded=folded)
-    else:
-        assert folded is not None
-        figures = figures_of_servers(request, lowered, estimates, alone=folded, job=servers, timeline=timeline)
     pace = figures.pace
     fullest = max(lowered.memory, key=lambda m: m.total)
     offloads = max(lowered.memory, key=lambda m: sum(m.host.values()))
@@ -102,13 +118,14 @@ def make_report(
         bundles=bundle_uses(lowered.plan, estimates) if bundles is None else bundles,
         ranks=figures.ranks,
         critical_path=figures.critical_path,
-        warnings=_warnings(lowered, estimates, remedy, pace.warnings),
+        warnings=(*_warnings(lowered, estimates, remedy, pace.warnings), *said),
         fullest_stage=detail.stage if detail else 0,
         memory_over_time=tuple(moments[:: max(1, -(-len(moments) // _MOST_MOMENTS))]),
         peak_tensors=tuple(detail.tensors) if detail else (),
         waits=figures.waits,
         servers=figures.servers,
         conditions=conditions,
+        choice=choice,
         job=None if num_steps is None else _job(request, figures, num_steps, job or JobSettings()),
     )
 

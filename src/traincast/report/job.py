@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Final
+from dataclasses import asdict, dataclass
 
+from traincast.ask import JobSettings
 from traincast.cluster import Cluster
 from traincast.errors import RequestError, expect
 from traincast.graph import OperatorGraph, Phase
 from traincast.strategy import Request
 from traincast.strategy.prepare import kept_precision
 from traincast.units import HOUR
-
-_NEVER_ZERO: Final = frozenset({"checkpoint_every_s", "evaluate_every_steps"})
-"""Intervals, which divide the length of a job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
-    """Settings of the parts of a job other than its steps.
-
-    ``startup_s`` is scheduling, process start and communicator set-up on one node; it grows with the
-    logarithm of the nodes. A checkpoint writes weights, master weights and optimizer states; in fine-tuning, only those
-    of trained parameters.
-    """
-
-    startup_s: float = 60.0
-    startup_per_doubling_s: float = 15.0
-    checkpoint_every_s: float = 1800.0
-    evaluate_every_steps: int = 1000
-    evaluation_steps: int = 20
-    bytes_per_token: float = 4.0
-    bytes_per_sample: float = 120e3
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value, least = getattr(self, item.name), 1 if item.name in _NEVER_ZERO else 0
-            expect(item.name, value, (int, float), "a number")
-            if not (math.isfinite(value) and value >= least):
-                raise RequestError(f"{item.name}={value}: expected a number from {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from traincast.ask import Conditions
 from traincast.brief import Brief, BriefTable
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
 from traincast.report.split import TimeSplit
-from traincast.simulate import Conditions, ServerRun
+from traincast.simulate import ServerRun
 from traincast.strategy import Memory
 from traincast.strategy.memory.fits import MemoryFit
 from traincast.strategy.memory.timeline import Holder, Moment

@@ -19,7 +19,7 @@ def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
     base = request.strategy
     inside = max(d for d in range(1, _MOST_TENSOR + 1) if request.cluster.domain_devices % d == 0)
     plain = replace(base, dp=devices)
-    shares = request.runtime.sequence_parallel and inside > 1
+    shares = request.runtime.defaults.sequence_parallel and inside > 1
     yield "data parallel", replace(request, strategy=plain)
     if devices > 1:
         yield "sharded data parallel (ZeRO-3)", replace(request, strategy=replace(plain, zero=3))

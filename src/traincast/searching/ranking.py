@@ -10,12 +10,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ask import JobSettings
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast, job_of
 from traincast.graph import Operator
-from traincast.report import JobForecast, JobSettings, Report
+from traincast.report import JobForecast, Report
 from traincast.report.job import power_w, price_per_s
 from traincast.report.odds import Odds, odds
 from traincast.searching.answer import Candidate, Naive, Place

@@ -12,16 +12,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ask import JobSettings, Training
 from traincast.cluster import Cluster, assumed_nodes
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel, EventsCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
-from traincast.forecast import Forecast, make_request
+from traincast.forecast import Forecast
 from traincast.graph import Operator, OperatorGraph
-from traincast.graph.tuning.tune import parse_fine_tuning
-from traincast.report import JobSettings
 from traincast.report.job import steps_of
+from traincast.resolve import resolve
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
 from traincast.searching.bulk.columns import StrategyColumns, joined
@@ -100,14 +100,16 @@ def search(
     began = time.perf_counter()
     _check_settings(objective=objective, searcher=searcher, top=top, seed=seed)
     limits = _limits(deadline_s=deadline_s, budget=budget, confidence=confidence)
-    tuning = parse_fine_tuning(lora, freeze, quantize)
-    requests = [
-        make_request(
-            model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
-            optimizer=optimizer, tuning=tuning, use_cache=use_cache,
+    found = [
+        resolve(
+            Training(
+                model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
+                optimizer=optimizer, lora=lora, freeze=freeze, quantize=quantize, use_cache=use_cache,
+            )
         )
         for place in clusters_to_try(cluster, nodes, devices)
     ]  # fmt: skip
+    requests = [each.request for each in found]
     if isinstance(cost_model, EventsCostModel):
         requests = [replace(request, cluster=cost_model.on(request.cluster)) for request in requests]
     check_possible(cost_model, [request.cluster for request in requests])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ask import Conditions
 from traincast.errors import RequestError
 from traincast.graph import Operator
 from traincast.simulate.event_state import Uses
@@ -31,86 +31,19 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_MOST_SLOW: Final = 1000.0
-_MOST_JITTER: Final = 1.0
-_MOST_INTERFERENCE: Final = 100.0
-"""Limits of the settings. Larger values are mistakes: a rank that is 1,000 times slower is broken, not slow."""
-_NAMED: Final = 4
-"""The text names at most this many slow ranks."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """How a real cluster differs from the ideal one that a plan is estimated for; by default it does not differ.
-
-    ``slow``: (rank, factor) pairs; ``(3, 1.5)`` means that rank 3 computes 1.5 times slower. Factors are at least 1.
-    ``jitter``: sigma of a log-normal factor of mean 1 on each rank's computation; ``seed`` selects the random step.
-    ``busy_network``: share of the bandwidth between nodes that other jobs use, from 0 to below 1.
-    ``interference``: weight of communication on the device of a rank; while the rank computes, both take 1 + weight
-    times as long.
-    ``share_links``: simultaneous messages of a rank over the same link share its bandwidth. A rank has one link to its
-    node and one to the network.
-    """
-
-    slow: tuple[tuple[int, float], ...] = ()
-    jitter: float = 0.0
-    seed: int = 0
-    busy_network: float = 0.0
-    interference: float = 0.0
-    share_links: bool = False
-
-    def __post_init__(self) -> None:
-        ranks = [rank for rank, _ in self.slow]
-        if len(set(ranks)) < len(ranks) or any(not isinstance(rank, int) or rank < 0 for rank in ranks):
-            raise RequestError(f"slow ranks {ranks}: expected different whole numbers from 0")
-        for rank, factor in self.slow:
-            if not 1.0 <= factor <= _MOST_SLOW:
-                raise RequestError(
-                    f"rank {rank} is slow by a factor of {factor:g}: expected a number from 1 to {_MOST_SLOW:g}"
-                )
-        if not 0.0 <= self.busy_network < 1.0:
-            raise RequestError(f"busy_network is {self.busy_network}: expected a share from 0 to below 1")
-        for name, value, most in (
-            ("jitter", self.jitter, _MOST_JITTER),
-            ("interference", self.interference, _MOST_INTERFERENCE),
-        ):
-            if not 0.0 <= value <= most:
-                raise RequestError(f"{name} is {value:g}: expected a number from 0 to {most:g}")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise RequestError(f"seed is {self.seed}: expected a whole number from 0")
-
-    def __str__(self) -> str:
-        """The conditions in words; "as estimated" if there are none."""
-        parts = [f"rank {rank} computes {factor:g} times slower" for rank, factor in self.slow[:_NAMED]]
-        if len(self.slow) > _NAMED:
-            parts.append(f"{len(self.slow) - _NAMED} more slow ranks")
-        if self.jitter:
-            parts.append(f"jitter {self.jitter:.3g} (seed {self.seed})")
-        if self.busy_network:
-            parts.append(f"other jobs use {100.0 * self.busy_network:.3g} % of the network")
-        if self.interference:
-            parts.append(f"interference {self.interference:.3g}")
-        if self.share_links:
-            parts.append("messages share links")
-        return ", ".join(parts) or "as estimated"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The conditions as plain values, for JSON; ``text`` has them in words."""
-        slow = [{"rank": rank, "factor": factor} for rank, factor in self.slow]
-        return {**asdict(self), "slow": slow, "text": str(self)}
-
-    def compute_factors(self, num_ranks: int) -> Floats:
-        """The factor on the computing time of each rank; 1 is the usual time. Refuses slow ranks that do not exist."""
-        beyond = [rank for rank, _ in self.slow if rank >= num_ranks]
-        if beyond:
-            raise RequestError(f"rank {beyond[0]} is slow, but ranks go from 0 to {num_ranks - 1}")
-        factors = np.ones(num_ranks)
-        for rank, factor in self.slow:
-            factors[rank] = factor
-        if self.jitter:
-            normal = np.random.default_rng(self.seed).standard_normal(num_ranks)
-            factors *= np.exp(self.jitter * normal - self.jitter**2 / 2)
-        return factors
+def compute_factors(conditions: Conditions, num_ranks: int) -> Floats:
+    """The factor on the computing time of each rank; 1 is the usual time. Refuses slow ranks that do not exist."""
+    beyond = [rank for rank, _ in conditions.slow if rank >= num_ranks]
+    if beyond:
+        raise RequestError(f"rank {beyond[0]} is slow, but ranks go from 0 to {num_ranks - 1}")
+    factors = np.ones(num_ranks)
+    for rank, factor in conditions.slow:
+        factors[rank] = factor
+    if conditions.jitter:
+        normal = np.random.default_rng(conditions.seed).standard_normal(num_ranks)
+        factors *= np.exp(conditions.jitter * normal - conditions.jitter**2 / 2)
+    return factors
 
 
 def under(
@@ -133,7 +66,7 @@ def under(
     _check(plan, by_kind, kinds)
     crossing = crossing_nodes(plan.works) if crossing is None else crossing
     by_kind = np.where(crossing, by_kind / (1.0 - conditions.busy_network), by_kind)
-    factors = conditions.compute_factors(num_ranks)
+    factors = compute_factors(conditions, num_ranks)
     unlike = bool((factors != factors[0]).any() or (kinds != kinds[0]).any())
     meetings = _meetings(plan) if unlike else np.full(len(plan.segments), Group.RANK, dtype=np.int64)
     full = expand(_joined(plan, meetings))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from traincast.simulate.conditions import Conditions
+from traincast.ask import Conditions
+from traincast.simulate.conditions import compute_factors
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import SERVER_STEPS, run_servers
 from traincast.strategy import Lowered, Mesh, Request
@@ -45,7 +46,7 @@ def run_job(
     kinds = [_pieces(parts, count, number, own) for parts, own in zip(parts_of_kind, seconds.tolist(), strict=True)]
     pieces = tuple(replace(first, elsewhere=tuple(others)) for first, *others in zip(*kinds, strict=True))
     states = max((program.optimizer_states for program, _ in by_size[0]), default=0)
-    factors = conditions.compute_factors(strategy.dp).tolist()
+    factors = compute_factors(conditions, strategy.dp).tolist()
     setup = setup_on(
         request.cluster,
         strategy,

@@ -138,9 +138,9 @@ def _habits(request: Request) -> Iterator[Strategy]:
     """Common strategies: replicas, then tensor groups inside a node, then pipelines of nodes."""
     devices, inside = request.cluster.num_devices, request.cluster.domain_devices
     recomputes = _recomputes(request)
-    if request.runtime.servers:
+    if request.runtime.defaults.servers:
         for recompute in recomputes:
-            yield Strategy(dp=devices, servers=request.runtime.servers, recompute=recompute)
+            yield Strategy(dp=devices, servers=request.runtime.defaults.servers, recompute=recompute)
         return
     widest = min(inside, _MAX_TENSOR)
     for pp in _divisors(devices):
@@ -151,7 +151,7 @@ def _habits(request: Request) -> Iterator[Strategy]:
 
 def _recomputes(request: Request) -> tuple[str, ...]:
     """Recomputations to try: what the runtime usually does, then the one that needs least memory."""
-    return tuple(dict.fromkeys((request.runtime.recompute, leanest())))
+    return tuple(dict.fromkeys((request.runtime.defaults.recompute, leanest())))
 
 
 def _promising(request: Request) -> Iterator[Strategy]:
@@ -160,10 +160,10 @@ def _promising(request: Request) -> Iterator[Strategy]:
     What a setting costs is a rough guess: it only decides which strategies are timed. There are none for models without
     tokens: people split layers of these only if they must.
     """
-    if request.runtime.servers or not request.graph.tokens_per_sample:
+    if request.runtime.defaults.servers or not request.graph.tokens_per_sample:
         return
     inside = min(request.cluster.domain_devices, _MAX_TENSOR)
-    recomputes = (request.runtime.recompute, *leaner(request.runtime.recompute))
+    recomputes = (request.runtime.defaults.recompute, *leaner(request.runtime.defaults.recompute))
     found: list[tuple[float, Strategy]] = []
     for mesh in _every_mesh(request):
         each = request.global_batch // mesh.dp
@@ -184,9 +184,9 @@ def _thrifty(request: Request) -> Iterator[Strategy]:
     Which recomputation is the leanest depends on what is offloaded, so all are tried. Meshes are left out on which not
     even the leanest strategies fit, unless they are all that divide the batch.
     """
-    if request.runtime.servers:
+    if request.runtime.defaults.servers:
         return
-    recomputes = tuple(dict.fromkeys((request.runtime.recompute, *RECOMPUTATIONS)))
+    recomputes = tuple(dict.fromkeys((request.runtime.defaults.recompute, *RECOMPUTATIONS)))
     roomy, others = [], []
     for mesh in _every_mesh(request):
         lean = [*_savings(request, mesh, recomputes[::-1], (_OFFLOADS[-1], ()), zeros=(3,))]
@@ -245,7 +245,7 @@ def _sharings(request: Request, mesh: Strategy, recomputes: Iterable[str]) -> It
     if request.global_batch % mesh.dp:
         return
     for ep, recompute in product(expert_groups(request, mesh), recomputes):
-        shares = mesh.tp > 1 and (request.runtime.sequence_parallel or ep > 1)
+        shares = mesh.tp > 1 and (request.runtime.defaults.sequence_parallel or ep > 1)
         for zero in _zeros(request, mesh):
             yield replace(mesh, ep=ep, zero=zero, sequence_parallel=shares, recompute=recompute)
     if mesh.num_ranks == mesh.dp > 1 and has_tables(request.graph):
@@ -257,7 +257,7 @@ def _zeros(request: Request, mesh: Strategy) -> tuple[Literal[0, 1, 2, 3], ...]:
     """ZeRO stages that people try with a runtime: none, the optimizer's states, and the stage that it usually has."""
     if mesh.dp * mesh.cp == 1:
         return (0,)
-    usual = request.runtime.zero
+    usual = request.runtime.defaults.zero
     return (0, 1, usual) if usual > 1 else (0, 1)
 
 

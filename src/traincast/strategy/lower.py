@@ -83,7 +83,7 @@ class Layout:
         message = np.full(len(codes), -1, dtype=np.int64)  # the template of the transfer of each slot's result
         if len(transfers):
             message[sends] = transfers[which.ravel()]
-        placed = self._by_rendezvous if self.request.runtime.rendezvous else self._in_turn
+        placed = self._by_rendezvous if self.request.runtime.exchange.rendezvous else self._in_turn
         return out.finish(placed(templates[number], message, finishing))
 
     def _in_turn(self, runs: Ints, message: Ints, finishing: dict[int, int]) -> PlacedTemplates:
@@ -167,17 +167,17 @@ class Layout:
         """The works of a slot, and the parameters and gradients that are sent meanwhile."""
         programs = [self.prepared.programs[b] for b in self._blocks(piece, what)]
         if self.request.strategy.zero == 3 and self.exchange.needed:
-            sharded = self._sharded if self.request.runtime.overlap_shards else self._sharded_in_line
+            sharded = self._sharded if self.request.runtime.exchange.overlap_shards else self._sharded_in_line
             return self._slowed(sharded(piece, what, sync=sync, first=first))
         exchange = self.exchange
-        overlapped = sync and exchange.needed and self.request.runtime.overlap_gradients
+        overlapped = sync and exchange.needed and self.request.runtime.exchange.overlap_gradients
         if not overlapped:
             parts = [p.items(what) for p in programs]
             if sync and self.syncs_always and exchange.needed:
                 dense, experts = _parameters(programs)
                 parts.append((*exchange.squeezed(dense + experts), *exchange.at_the_end(dense, experts)))
             return [WorkRun(parts=parts)]
-        if self.request.runtime.bucket_cut == "parameter":
+        if self.request.runtime.exchange.bucket_cut == "parameter":
             return self._slowed(self._by_parameter(programs, what))
         pieces: list[Piece] = []
         pending: list[tuple[Item, ...]] = []
@@ -186,7 +186,7 @@ class Layout:
         for number, program in enumerate(programs):
             pending.append(program.items(what))
             dense, experts = dense + program.dense_parameters, experts + program.expert_parameters
-            full = self.prepared.precision.gradient_bytes(dense + experts) >= self.request.runtime.bucket_bytes
+            full = self.prepared.precision.gradient_bytes(dense + experts) >= self.request.runtime.exchange.bucket_bytes
             if dense + experts and (full or number == len(programs) - 1):
                 squeezed = tuple(self._squeezed(dense + experts))
                 pieces += [WorkRun(parts=[*pending, squeezed] if squeezed else pending)]
@@ -210,8 +210,8 @@ class Layout:
             programs,
             what,
             nbytes=self.prepared.precision.gradient_bytes,
-            first=runtime.first_bucket_bytes or runtime.bucket_bytes,
-            others=runtime.bucket_bytes,
+            first=runtime.exchange.first_bucket_bytes or runtime.exchange.bucket_bytes,
+            others=runtime.exchange.bucket_bytes,
         )
         pieces: list[Piece] = []
         for bucket in buckets:
@@ -263,7 +263,7 @@ class Layout:
 
     def _with_slot_launches(self, pieces: list[Piece]) -> list[Piece]:
         """Makes the first work of a slot wait for the host's work once per microbatch and pass."""
-        extra = Launch(blocks=self.request.runtime.microbatch_launches)
+        extra = Launch(blocks=self.request.runtime.launches.microbatch)
         for n, piece in enumerate(pieces):
             if extra.blocks and isinstance(piece, WorkRun) and piece.parts and piece.parts[0]:
                 first, *rest = piece.parts[0]
@@ -275,7 +275,9 @@ class Layout:
         """ZeRO-3 / FSDP whose compute waits for every gather and every reduction."""
         request, graph = self.request, self.request.graph
         blocks = self._blocks(piece, what)
-        layers = {n for n, block in enumerate(graph.blocks) if block.repeated or not request.runtime.root_shard}
+        layers = {
+            n for n, block in enumerate(graph.blocks) if block.repeated or not request.runtime.exchange.root_shard
+        }
         shards = BlockingShards(
             exchange=self.exchange,
             programs=[self.prepared.programs[b] for b in blocks],
@@ -319,7 +321,7 @@ class Layout:
     def _prefetch(self) -> int:
         """The number of blocks whose parameters are gathered ahead."""
         chosen = self.request.strategy.prefetch
-        return self.request.runtime.prefetch_blocks if chosen < 0 else chosen
+        return self.request.runtime.defaults.prefetch_blocks if chosen < 0 else chosen
 
     def _squeezed(self, parameters: float) -> list[Item]:
         """Compresses gradients before their exchange. They are expanded after each exchange, or once at the end."""
@@ -334,7 +336,7 @@ class Layout:
             return []
         items: list[Item] = []
         exchange = self.exchange
-        late = not self.syncs_always and request.strategy.zero < 3 and not request.runtime.overlap_gradients
+        late = not self.syncs_always and request.strategy.zero < 3 and not request.runtime.exchange.overlap_gradients
         if exchange.needed and late:
             items += exchange.squeeze(dense + experts)
             items += exchange.at_the_end(dense, experts)
@@ -369,10 +371,10 @@ class Layout:
     def _between_steps(self) -> list[Item]:
         """The host's work for which the device waits at the end of a step; longer if other ranks use the same host."""
         runtime, mesh, graph = self.request.runtime, self.prepared.mesh, self.request.graph
-        updates = runtime.parameter_launches * sum(b.count * len(b.optimizer) for b in graph.blocks) / mesh.pp
+        updates = runtime.launches.parameter * sum(b.count * len(b.optimizer) for b in graph.blocks) / mesh.pp
         samples = self.prepared.micro_batch * self.request.strategy.num_microbatches
         others = min(mesh.num_ranks, mesh.devices_per_node) - 1
-        crowded = runtime.crowding * others * (updates + samples * sample_launches(graph.name))
+        crowded = runtime.launches.crowding * others * (updates + samples * sample_launches(graph.name))
         launches = Launch(blocks=updates + crowded)
         return [Item(work=launches, launches=Launch(), label="update on the host")] if launches.blocks else []
 
@@ -390,9 +392,9 @@ class Layout:
         )
         update = replace(self.prepared.precision.apply(update), parameters=())
         label = f"optimizer {first.optimizer_name}"
-        apart = self.request.runtime.operator_launches > 0  # whether a host launches what the device runs
+        apart = self.request.runtime.launches.operator > 0  # whether a host launches what the device runs
         items = [Item(work=update, launches=Launch(kernels=float(len(programs) * apart)), label=label)]
-        items *= self.request.runtime.update_passes
+        items *= self.request.runtime.kernels.update_passes
         if "optimizer" in self.request.strategy.offload:
             precision = self.prepared.precision
             moved = precision.gradient_bytes(owned), update.nbytes, precision.weight_bytes(owned)

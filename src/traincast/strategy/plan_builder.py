@@ -157,7 +157,7 @@ class PlanBuilder(TemplateMaker):
         collecting[placed.row[ends]] = True
         row = issued.each(placed.row)
         collected = np.stack([joined[row], done], axis=1)[collecting[row]]
-        waited = _in_turn(placed.row) if self._runtime.sync_passes else np.zeros((0, 2), dtype=np.int64)
+        waited = _in_turn(placed.row) if self._runtime.launches.sync_passes else np.zeros((0, 2), dtype=np.int64)
         turns = np.stack([offset[waited[:, 1]], (offset + last)[waited[:, 0]]], axis=1)
         target, source = np.concatenate([within, joins, turns, collected]).T
         order = np.argsort(target, kind="stable")

@@ -127,8 +127,8 @@ def kept_precision(request: Request) -> Precision:
     precision, runtime = request.precision, request.runtime
     if request.graph.attributes.get("adapter_dtype") == "fp32":
         return precision.with_wide_weights()
-    if runtime.gradient_dtype and precision.master is not None:
-        return replace(precision, gradients=DType(runtime.gradient_dtype))
+    if runtime.defaults.gradient_dtype and precision.master is not None:
+        return replace(precision, gradients=DType(runtime.defaults.gradient_dtype))
     return precision
 
 
@@ -144,7 +144,7 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
         request.runtime,
         kept_precision(request),
         (*((axis, mesh.span(axis)) for axis in _WAITED), *table_spans(request.graph, request.strategy, mesh)),
-        mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and request.runtime.wait_launches > 0,
+        mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and request.runtime.launches.wait > 0,
         request.strategy.micro_batch(request.global_batch),
         request.cluster.interference,
         overlap_of_batches(request.strategy, request.runtime, near=mesh.span("ep").num_nodes == 1),
@@ -195,7 +195,7 @@ def cut_pieces(
         costs=costs,
         sends=[p.boundary_bytes / cluster.nic_bandwidth_per_device for p in programs[:blocks]],
         layers=strategy.layers,
-        by_weights=request.runtime.stage_cut == "weights",
+        by_weights=request.runtime.defaults.stage_cut == "weights",
     )
     return _some_kept(builder, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
 
@@ -237,7 +237,7 @@ def _of_programs(strategy: Strategy) -> Strategy:
 def fusions_of(runtime: Runtime, precision: Precision) -> tuple[str, ...]:
     """The fusions of ``runtime`` in ``precision``; some kernels exist only for 16 bits."""
     half = precision.activations.nbytes == 2
-    fusions = (f.removeprefix("half_") if half else f for f in runtime.fusions)
+    fusions = (f.removeprefix("half_") if half else f for f in runtime.kernels.fusions)
     return tuple(f for f in fusions if not f.startswith("half_"))
 
 
@@ -258,8 +258,8 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         graph,
         fusions_of(runtime, precision),
         strategy.shard_rules,
-        runtime.split_vocabulary,
-        (runtime.written_out, runtime.repeats_keys, precision.autocast and runtime.autocast),
+        runtime.defaults.split_vocabulary,
+        (runtime.kernels.written_out, runtime.kernels.repeats_keys, precision.autocast and runtime.kernels.autocast),
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)
@@ -387,7 +387,7 @@ def check_request(request: Request) -> None:
             f"{strategy.pp * strategy.virtual_stages} stages make {passes:,} passes; at most {_MAX_PASSES:,} are "
             f"simulated: use a larger micro_batch or a smaller global batch"
         )
-    if request.runtime.fills_pipeline and strategy.num_microbatches < strategy.pp - 1:
+    if request.runtime.defaults.fills_pipeline and strategy.num_microbatches < strategy.pp - 1:
         raise StrategyError(
             f"{strategy.num_microbatches} microbatches with pp={strategy.pp}: {request.runtime.name} needs at least "
             f"pp − 1 = {strategy.pp - 1} to fill the pipeline; use a smaller micro_batch or pp"

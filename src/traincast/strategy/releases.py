@@ -6,15 +6,12 @@ of the runtime. Models without experts are not affected.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Final
+from dataclasses import replace
 
 from traincast.cluster import Cluster
 from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.runtime import Habit, Runtime, load_runtime
-
-_CONDITIONS: Final = ("since", "products", "architectures", "joined", "hybrids")
 
 
 def has_experts(graph: OperatorGraph) -> bool:
@@ -38,8 +35,7 @@ def settled(runtime: Runtime, *, graph: OperatorGraph, cluster: Cluster, precisi
     found = replace(runtime, habits=(), release=runtime.release or newest(runtime))
     for habit in runtime.habits:
         if (habit.hybrids or not _is_hybrid(graph)) and _applies(habit, runtime.release, cluster, precision):
-            said = {f.name: getattr(habit, f.name) for f in fields(habit) if f.name not in _CONDITIONS}
-            found = replace(found, **{name: value for name, value in said.items() if value is not None})
+            found = found.patched(**{table: dict(values) for table, values in habit.changes})
     return found
 
 

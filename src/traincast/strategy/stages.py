@@ -120,7 +120,7 @@ def _by_weights(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int) -
         used = sum(map(bool, chunks))
         raise StrategyError(
             f"{num_chunks} stages cut by weights leave stage {chunks.index([])} of {graph.name} without a block; "
-            f"use at most {used} stages, or a runtime with stage_cut = 'layers'"
+            f"use at most {used} stages, or a runtime with [defaults] stage_cut = 'layers'"
         )
     return [Stage(blocks=tuple(c)) for c in chunks]
 

@@ -93,7 +93,7 @@ class TemplateMaker(ABC):
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._launch = Launch(collectives=runtime.collective_launches)
+        self._launch = Launch(collectives=runtime.launches.collective)
         self.templates: list[Template] = []
 
     @abstractmethod
@@ -131,16 +131,16 @@ class TemplateMaker(ABC):
         Compute goes on beside it if the runtime overlaps sends, or if the schedule runs passes that are ``paired``.
         """
         template = Template()
-        handshake = self._runtime.send_launches
+        handshake = self._runtime.launches.send
         launches, cost = self.launched(replace(self._launch, sends=handshake), work)
         host = self._host(template, launches)
         side, other = Stream.SEND_FORWARD, Stream.SEND_BACKWARD
         if backward:
             side, other = other, side
-        streams = (side,) if self._runtime.overlap_sends or paired else (Stream.COMPUTE, side)
+        streams = (side,) if self._runtime.exchange.overlap_sends or paired else (Stream.COMPUTE, side)
         task = template.add(
             cost=cost,
-            streams=(side, other) if self._runtime.rendezvous else streams,
+            streams=(side, other) if self._runtime.exchange.rendezvous else streams,
             category=Category.COMMUNICATION,
             group=Group.RANK,
             label=self.label("pp send gradients" if backward else "pp send activations"),

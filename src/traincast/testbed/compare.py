@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
+from traincast.ask import Conditions
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import CostModel
 from traincast.files import check_outputs
 from traincast.forecast import Forecast, default_cost_model, predict
-from traincast.simulate import Conditions
 from traincast.simulate.servers import measure
 from traincast.strategy import load_runtime
 from traincast.testbed.activity import ActivitySpans, activities, predicted_spans

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from traincast.cluster import load_cluster
+from traincast.ask import Ask
 from traincast.errors import RequestError
-from traincast.forecast import make_request
-from traincast.strategy import Lowered, choose_micro_batch, load_runtime, lower, parse_strategy
-from traincast.strategy.strategy import says_micro_batch
+from traincast.resolve import resolve
+from traincast.strategy import Lowered, lower, parse_strategy
 from traincast.testbed.request import RunRequest
 
 RUNTIME = "gloo"
@@ -20,13 +18,14 @@ def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
 
     A strategy that states no micro batch gets the largest that fits, as in ``predict``.
     """
-    made = make_request(
+    ask = Ask(
         request.model,
-        cluster=load_cluster(str(cluster)),
+        cluster=str(cluster),
+        strategy=request.strategy,
         global_batch=request.global_batch,
         seq=request.seq,
         precision="fp32",
-        runtime=load_runtime(RUNTIME),
+        runtime=RUNTIME,
         use_cache=True,
     )
     strategy = parse_strategy(request.strategy, global_batch=request.global_batch)
@@ -46,5 +45,4 @@ def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
             f"strategy {request.strategy}: PyTorch's DDP fails in a pipeline if all forwards come before the first "
             "backward; use schedule=1f1b and more microbatches than stages"
         )
-    made = replace(made, strategy=strategy)
-    return lower(made if says_micro_batch(request.strategy) else replace(made, strategy=choose_micro_batch(made)))
+    return lower(resolve(ask).request)

@@ -108,7 +108,7 @@ def _simulated(request: Request, batches: tuple[tuple[float, ...], ...], room: f
 
 def _moving(memory: Memory, runtime: Runtime) -> float:
     """Return the bytes that are allocated and freed in every step."""
-    return memory.activations + (memory.gradients if runtime.frees_gradients else 0.0)
+    return memory.activations + (memory.gradients if runtime.memory.frees_gradients else 0.0)
 
 
 def counted(memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, ratio: float = 1.0) -> float:
@@ -124,7 +124,7 @@ def counted(memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, r
         paged = memory.parts.get("paged optimizer states", 0.0)
         beside = {"allocated": -paged, "reserved": cached - paged, "nvidia-smi": memory.other - idle + cached}
         shown.append(memory.tensors + beside[kind])
-    return shown[0] if runtime.reports == "first" else max(shown)
+    return shown[0] if runtime.memory.reports == "first" else max(shown)
 
 
 def _later(outcome: RowOutcome, seconds: float) -> RowOutcome:

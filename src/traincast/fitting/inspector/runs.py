@@ -31,13 +31,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from traincast.ask import Ask
 from traincast.cluster import Cluster, load_cluster, load_device
 from traincast.cluster.hardware import Link
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import write_bytes
-from traincast.forecast import make_request
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
+from traincast.resolve import resolve
 from traincast.resources.bursts import FIGURES, RESOURCES, Pattern, ResourceUse
 from traincast.resources.inspector.targets import PATTERNS
 from traincast.strategy import Request, parse_strategy
@@ -117,15 +118,15 @@ def request_of(row: Mapping[str, Any], *, beside: Path | None = None) -> Request
     """Return the request that a row describes; files are looked for in the folder ``beside``."""
     batch = whole(row, "global_batch")
     seq = whole(row, "seq", 0) or None
-    request = make_request(
+    ask = Ask(
         _graph(text(row, "model"), seq),
         cluster=cluster_of(row, beside=beside),
         global_batch=batch,
         precision=text(row, "precision") or None,
         runtime=text(row, "runtime") or None,
-        hosts=True,
+        strategy=parse_strategy(text(row, "strategy"), global_batch=batch),
     )
-    return replace(request, strategy=parse_strategy(text(row, "strategy"), global_batch=batch))
+    return resolve(ask).request
 
 
 @lru_cache(maxsize=512)

@@ -185,7 +185,7 @@ def row_of_operator(
 
 def emulated_rows(needed: NeededWorks, *, processes: int, model: str) -> list[Row]:
     """Return the rows of operators that an emulated device runs: their estimated times, which it takes exactly."""
-    estimator = replace(learned_cost_model(), framework=needed.request.runtime.kernels)
+    estimator = replace(learned_cost_model(), framework=needed.request.runtime.kernels.measured_with)
     found = estimator.estimate(needed.operators, needed.request.cluster)
     rows: dict[str, Row] = {}
     for op, seconds in zip(needed.operators, found.seconds.tolist(), strict=True):

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from traincast.cluster import Cluster, load_cluster
+from traincast.ask import Ask
+from traincast.cluster import Cluster
 from traincast.cluster.hardware import PROCESSOR
 from traincast.errors import RequestError
 from traincast.estimate.events.file import REAL
 from traincast.estimate.events.laws import LAWS
 from traincast.graph import Operator, OperatorGraph
-from traincast.graph.load import load_model
-from traincast.strategy import (
-    Request,
-    Strategy,
-    choose_micro_batch,
-    load_precision,
-    load_runtime,
-    lower,
-    parse_strategy,
-)
+from traincast.resolve import resolve
+from traincast.strategy import Request, lower
 from traincast.strategy.prepare import for_workers
-from traincast.strategy.strategy import says_micro_batch
 from traincast.work import Collective, Transfer
 
 _LADDER: Final = 4.0
@@ -107,21 +99,19 @@ class NeededWorks:
 
 def needed_works(asked: EventsRequest, *, use_cache: bool = True) -> NeededWorks:
     """Lower the plan of ``asked`` and return its distinct works; raises ``RequestError`` if it has no plan."""
-    cluster = load_cluster(asked.cluster, hosts=True)
-    graph = load_model(asked.model, seq=asked.seq, use_cache=use_cache)
-    request = Request(
-        graph=graph,
-        cluster=cluster,
-        strategy=Strategy(),
-        runtime=load_runtime(asked.runtime),
-        precision=load_precision(asked.precision),
-        global_batch=asked.global_batch,
-    )
-    strategy = parse_strategy(asked.strategy, global_batch=asked.global_batch)
-    if not says_micro_batch(asked.strategy):
-        chosen = choose_micro_batch(for_workers(replace(request, strategy=strategy)))
-        strategy = replace(strategy, num_microbatches=chosen.num_microbatches)
-    request = replace(request, strategy=strategy)
+    request = resolve(
+        Ask(
+            asked.model,
+            cluster=asked.cluster,
+            strategy=asked.strategy,
+            global_batch=asked.global_batch,
+            seq=asked.seq,
+            precision=asked.precision,
+            runtime=asked.runtime,
+            use_cache=use_cache,
+        )
+    ).request
+    graph, cluster, strategy = request.graph, request.cluster, request.strategy
     lowered = lower(for_workers(request), grain="operator")
     works = lowered.plan.works
     transfers = [work for work in works if isinstance(work, Transfer)]

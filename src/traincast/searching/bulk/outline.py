@@ -175,7 +175,7 @@ class _Sketcher(TemplateMaker):
         lanes = [[_LANES[stream] for stream in streams] for streams in template.streams]
         counted = [min(held[0], _COUNTED) for held in lanes]
         lanes[template.first].append(ARRIVAL)
-        if self._runtime.sync_passes:
+        if self._runtime.launches.sync_passes:
             lanes[0].append(RESULT)
         for task in template.issued:
             lanes[task].append(ISSUED)

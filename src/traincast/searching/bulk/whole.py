@@ -22,7 +22,7 @@ from traincast.strategy.runtime import Runtime
 
 def needs_whole_plans(runtime: Runtime) -> bool:
     """Whether steps of ``runtime`` are laid out as whole plans."""
-    return runtime.rendezvous or runtime.bucket_cut != "block" or not runtime.overlap_shards
+    return runtime.exchange.rendezvous or runtime.exchange.bucket_cut != "block" or not runtime.exchange.overlap_shards
 
 
 def run_whole(entry: EvaluatedFamily, works: Works, precision: Precision) -> None:

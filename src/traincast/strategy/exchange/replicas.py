@@ -48,7 +48,7 @@ class Exchange:
     def at_the_end(self, dense: float, experts: float) -> list[Item]:
         """The same exchange in buckets, one after the other, when all gradients exist."""
         items: list[Item] = []
-        per_bucket = max(1.0, self.runtime.bucket_bytes / self.precision.gradients.nbytes)
+        per_bucket = max(1.0, self.runtime.exchange.bucket_bytes / self.precision.gradients.nbytes)
         for total, of_experts in ((dense, False), (experts, True)):
             rest = total
             while rest > 0:
@@ -99,7 +99,7 @@ class Exchange:
             outputs=(whole,) if back else (small, whole),
         )
         return [
-            Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label=work.name.replace("_", " "))
+            Item(work=work, launches=Launch(kernels=self.runtime.launches.operator), label=work.name.replace("_", " "))
         ]
 
     def between_copies(self, nbytes: float, stage: int) -> list[Item]:
@@ -116,7 +116,7 @@ class Exchange:
         return [
             Item(
                 work=work,
-                launches=Launch(collectives=self.runtime.collective_launches),
+                launches=Launch(collectives=self.runtime.launches.collective),
                 label="pp gradients of the other copy",
             )
         ]
@@ -141,12 +141,12 @@ class Exchange:
         return [self._item(work, "pp gradients of tied weights", Group.RANK)]
 
     def _item(self, work: Collective, label: str, group: Group) -> Item:
-        return Item(work=work, launches=Launch(collectives=self.runtime.collective_launches), label=label, group=group)
+        return Item(work=work, launches=Launch(collectives=self.runtime.launches.collective), label=label, group=group)
 
     def _gradients(self, dense: float, experts: float) -> list[tuple[Collective, str, Group]]:
         zero = self.strategy.zero
         kept = self.precision.activations if zero == 3 else self.precision.gradients
-        sent = DType(self.runtime.reduce_dtype) if self.runtime.reduce_dtype else kept
+        sent = DType(self.runtime.exchange.reduce_dtype) if self.runtime.exchange.reduce_dtype else kept
         nbytes = sent.nbytes * self.strategy.compression
         kind: CollectiveKind = "reduce_scatter" if zero else "all_reduce"
         label = "dp reduce_scatter" if zero == 3 else "dp gradients"
@@ -163,11 +163,12 @@ class Exchange:
     @property
     def sums_copies_last(self) -> bool:
         """Whether such groups exchange the gradients of sharded parameters only when backward has ended."""
-        return self.strategy.zero == 3 and self._has_copies and not self.runtime.overlap_gradients
+        return self.strategy.zero == 3 and self._has_copies and not self.runtime.exchange.overlap_gradients
 
     def copies_last(self, dense: float) -> list[Item]:
         """Sums the gradients of ``dense`` sharded parameters between groups of replicas, after backward."""
-        sent = DType(self.runtime.reduce_dtype) if self.runtime.reduce_dtype else self.precision.activations
+        stated = self.runtime.exchange.reduce_dtype
+        sent = DType(stated) if stated else self.precision.activations
         return [self._item(*self._between_shards(dense * sent.nbytes * self.strategy.compression))]
 
     def _between_shards(self, nbytes: float) -> tuple[Collective, str, Group]:

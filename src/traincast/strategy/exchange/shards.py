@@ -82,5 +82,5 @@ class BlockingShards:
         return (*self.squeeze(dense + experts), *self._in_line(self.exchange.gradients(dense, experts)))
 
     def _in_line(self, issues: Sequence[Issue]) -> tuple[Item, ...]:
-        launches = Launch(collectives=self.exchange.runtime.collective_launches)
+        launches = Launch(collectives=self.exchange.runtime.launches.collective)
         return tuple(Item(work=i.work, launches=launches, label=i.label, group=i.group) for i in issues)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from traincast.graph import Block, DType, Operator, OpKind
 from traincast.graph.vocabulary import LINEAR
@@ -25,6 +25,9 @@ from traincast.work import Collective
 if TYPE_CHECKING:
     from traincast.strategy.program.block import Item
     from traincast.strategy.program.builder import ProgramBuilder
+
+_TENSOR_BUFFERS: Final = 4.0
+"""Whole tensors in use around tensor-parallel collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,7 @@ def footprint(
     )
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
-    around = builder.runtime.tensor_buffers * gathered
+    around = _TENSOR_BUFFERS * gathered
     past = boundary if block.repeated else 0.0  # the residual, which is added to the output of the branch
     if dropped:
         kinds = ((i, builder.graph.operators[i].kind) for i in block.forward)
@@ -111,7 +114,7 @@ def footprint(
         kept = (
             Kept(
                 label=f"{labels[0].partition(':')[0]} input" if labels else "input",
-                nbytes=boundary * builder.runtime.kept_inputs,
+                nbytes=boundary * builder.runtime.memory.kept_inputs,
             ),
         )
         working += own - (boundary if _keeps_input(builder, block) else 0.0)
@@ -132,16 +135,16 @@ def kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
         op = builder.cut(index)
         return op.inputs[0].nbytes if op.kind in LINEAR else 0.0
     op = builder.precision.apply(builder.graph.operators[index].with_batch(builder.micro_batch))
-    lean = runtime.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
+    lean = runtime.memory.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
     region = builder.experts.get(index)
     if region is not None:
         return float(sum(t.nbytes for t in builder.cut_expert(op, region).saved))
     nbytes = float(sum(t.nbytes for t in op.saved if not (lean and t.dtype.is_floating)))
     if op.kind is OpKind.ATTENTION and op.saved:
-        if runtime.lean_kernels:
+        if runtime.memory.lean_kernels:
             nbytes = float(sum(t.nbytes for t in (*op.inputs[:3], *op.outputs)))
-        if not runtime.attention.startswith("flash") and not selective:
-            casts = runtime.attention == "eager" and runtime.autocast and builder.precision.autocast
+        if not runtime.kernels.attention.startswith("flash") and not selective:
+            casts = runtime.kernels.attention == "eager" and runtime.kernels.autocast and builder.precision.autocast
             nbytes += unfused_saved(op, softmax=DType.FP32 if casts else op.inputs[0].dtype)
     return nbytes * saved_fraction(
         op,
@@ -181,7 +184,7 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ba
     position = {i: n for n, i in enumerate(block.backward)}
     last = {graph.forward_of[i]: i for i in block.backward}
     frees = {i: kept_by(builder, source, selective=selective) for source, i in last.items() if source in block.forward}
-    stays = {"none": False, "shapes": block.repeated, "all": True}[builder.runtime.gradient_copies]
+    stays = {"none": False, "shapes": block.repeated, "all": True}[builder.runtime.memory.gradient_copies]
     found = []
     for i, n in position.items():
         op = builder.cut(i)
@@ -219,7 +222,7 @@ def _carried(builder: ProgramBuilder, block: Block) -> float:
 
     The other half comes from this or an earlier block. In a pipeline, both are added up at the end of the step.
     """
-    if builder.strategy.pp > 1 or builder.runtime.gradient_copies != "none":
+    if builder.strategy.pp > 1 or builder.runtime.memory.gradient_copies != "none":
         return 0.0
     blocks = builder.graph.blocks
     home = {i: n for n, each in enumerate(blocks) for i in each.backward}
@@ -240,12 +243,12 @@ def _logits(builder: ProgramBuilder, op: Operator) -> float:
     """Bytes of the logits while the loss is computed: its input (or the gradient of it), and copies in fp32."""
     numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
     half = 0 if op.name.startswith("nll_loss") else builder.precision.activations.nbytes
-    return numel * (half + builder.runtime.logits_copies * DType.FP32.nbytes)
+    return numel * (half + builder.runtime.memory.logits_copies * DType.FP32.nbytes)
 
 
 def pieces_of(builder: ProgramBuilder, index: int) -> int:
     """The number of pieces in which an operator runs: several for the logits and the loss if the runtime cuts them."""
-    chunks = builder.runtime.loss_chunks
+    chunks = builder.runtime.memory.loss_chunks
     if chunks < 2:
         return 1
     source = builder.graph.forward_of[index]

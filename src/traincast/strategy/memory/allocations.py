@@ -111,11 +111,11 @@ def allocations_of(request: Request, prepared: Prepared, *, stage: int = 0) -> S
     builder, programs = programs_of(request, prepared.mesh)
     blocks = builder.graph.blocks
     numbers = [b for chunk in prepared.held_blocks(stage) for b in chunk]
-    states = sum_of_states(programs, prepared.precision) * request.runtime.update_share
+    states = sum_of_states(programs, prepared.precision) * request.runtime.memory.update_share
     writer = _StepWriter(
         builder,
         recompute=request.strategy.recompute,
-        stays=request.runtime.frees_gradients and (request.strategy.zero < 2 or request.strategy.dp == 1),
+        stays=request.runtime.memory.frees_gradients and (request.strategy.zero < 2 or request.strategy.dp == 1),
         gradient_bytes=prepared.precision.gradients.nbytes,
         updated=states,
     )
@@ -137,7 +137,7 @@ class _StepWriter:
         self._builder = builder
         self._recompute = RECOMPUTATIONS[recompute]
         self._stays = stays
-        self._fused = builder.runtime.attention.startswith("flash")
+        self._fused = builder.runtime.kernels.attention.startswith("flash")
         self._gradient_bytes, self._updated = gradient_bytes, updated
         self._step = StepAllocations()
         self._kept: dict[int, dict[int, list[int]]] = {}
@@ -156,7 +156,7 @@ class _StepWriter:
         self._whole[place] = whole
         made = self._run(block, keeps=not recomputed, results=whole)
         if recomputed:
-            copies = round(self._builder.runtime.kept_inputs) - 1
+            copies = round(self._builder.runtime.memory.kept_inputs) - 1
             extra = [self._boundary(block) for _ in range(copies)]
             self._inputs[place] = [*self._input, *extra]
         else:
@@ -245,7 +245,7 @@ class _StepWriter:
     def _logits(self, i: int, op: Operator) -> list[float]:
         """Bytes of each copy of the logits in fp32 that the runtime makes; the last may be a share of one."""
         numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0) / pieces_of(self._builder, i)
-        copies = self._builder.runtime.logits_copies
+        copies = self._builder.runtime.memory.logits_copies
         shares = [*([1.0] * int(copies)), copies % 1.0]
         return [numel * share * DType.FP32.nbytes for share in shares if share]
 

@@ -51,8 +51,8 @@ class MemoryFit(enum.Enum):
 def factor(runtime: Runtime, probability: float) -> float:
     """The factor on the forecast that a rank's memory beyond its states does not exceed, with ``probability``."""
     if probability >= 0.5:
-        return math.exp(math.log(runtime.memory_high) * math.log(0.5 / (1.0 - probability)) / _TAIL)
-    return math.exp(math.log(runtime.memory_low) * math.log(0.5 / probability) / _TAIL)
+        return math.exp(math.log(runtime.memory.high) * math.log(0.5 / (1.0 - probability)) / _TAIL)
+    return math.exp(math.log(runtime.memory.low) * math.log(0.5 / probability) / _TAIL)
 
 
 def at_share(memory: Memory, share: float) -> Memory:
@@ -80,8 +80,8 @@ def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
         return 1.0
     beyond = math.log(room / forecast)
     if beyond >= 0.0:
-        return 1.0 - 0.5 * _decay(beyond, math.log(runtime.memory_high))
-    return 0.5 * _decay(-beyond, -math.log(runtime.memory_low))
+        return 1.0 - 0.5 * _decay(beyond, math.log(runtime.memory.high))
+    return 0.5 * _decay(-beyond, -math.log(runtime.memory.low))
 
 
 def _decay(distance: float, tail: float) -> float:

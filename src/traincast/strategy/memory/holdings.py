@@ -101,7 +101,7 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
         else:
             frozen[of_experts] = _more(builder, frozen[of_experts], tensor.spec, numel, stored=tensor.stored)
     if strategy.pp > 1:
-        ranks = strategy.tp if builder.runtime.split_vocabulary else 1
+        ranks = strategy.tp if builder.runtime.defaults.split_vocabulary else 1
         for spec, is_frozen in _borrowed(builder, block):
             if is_frozen:
                 frozen[0] = _more(builder, frozen[0], spec, spec.numel / ranks)

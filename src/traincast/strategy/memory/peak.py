@@ -169,10 +169,10 @@ def beyond_states(
     left them there. The update needs a share of the ``updated`` bytes of the optimizer's states, and ``copies`` of
     gradients. Takes numbers or arrays.
     """
-    if not runtime.frees_gradients and not runtime.update_share and not runtime.flat_gradients:
+    if not runtime.memory.frees_gradients and not runtime.memory.update_share and not runtime.memory.flat_gradients:
         return activations
-    missing = gradients if runtime.frees_gradients and microbatches == 1 else 0.0
-    return np.maximum(activations - missing, runtime.update_share * updated + copies)
+    missing = gradients if runtime.memory.frees_gradients and microbatches == 1 else 0.0
+    return np.maximum(activations - missing, runtime.memory.update_share * updated + copies)
 
 
 def states_of(
@@ -234,7 +234,7 @@ def _gathered(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: 
     """Bytes of gathered weights, in the dtype of the products: running and prefetched blocks, or all if they stay."""
     if strategy.zero < 3 or (strategy.shard or strategy.dp * strategy.cp) == 1:
         return 0.0
-    ahead = runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
+    ahead = runtime.defaults.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
     blocks = sorted((p.gathered_bytes(precision.activations.nbytes) for p in programs), reverse=True)
     return sum(blocks[: 1 + ahead] if strategy.reshard else blocks)
 
@@ -246,7 +246,7 @@ def _copies(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Ru
         return max((p.num_parameters for p in programs), default=0.0) * written
     if precision.gradients.nbytes <= written:
         return 0.0
-    match runtime.gradient_copies:
+    match runtime.memory.gradient_copies:
         case "all":
             return sum(p.num_parameters for p in programs) * written
         case "shapes":
@@ -281,8 +281,8 @@ def buffers_of(largest: _Number, *, ahead: Any, runtime: Runtime) -> dict[str, A
     up to ``largest`` bytes each, cannot be reused before the collectives have run.
     """
     return {
-        "held for collectives": runtime.held_collectives * largest * ahead,
-        "workspace": runtime.workspace_bytes,
+        "held for collectives": runtime.memory.held_collectives * largest * ahead,
+        "workspace": runtime.memory.workspace_bytes,
     }
 
 
@@ -298,9 +298,9 @@ def other_of(tensors: _Number, *, strategy: Strategy, runtime: Runtime) -> dict[
     """
     axes = (strategy.dp, strategy.tp, strategy.pp, strategy.cp, strategy.ep)
     return {
-        "context": runtime.context_bytes,
-        "communicators": sum(degree > 1 for degree in axes) * runtime.buffer_bytes,
-        "fragmentation": runtime.allocator_overhead * tensors,
+        "context": runtime.memory.context_bytes,
+        "communicators": sum(degree > 1 for degree in axes) * runtime.memory.buffer_bytes,
+        "fragmentation": runtime.memory.allocator_overhead * tensors,
     }
 
 

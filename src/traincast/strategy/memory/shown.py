@@ -15,7 +15,7 @@ def reported(memories: Sequence[Memory], runtime: Runtime, *, capacity: float = 
     A device that shows all its memory shows at most ``capacity``: allocators give unused blocks back before they fail.
     """
     paged = [m.parts.get("paged optimizer states", 0.0) for m in memories]
-    match runtime.counter:
+    match runtime.memory.counter:
         case "allocated":
             beside = [0.0 for _ in memories]
         case "reserved":
@@ -23,4 +23,4 @@ def reported(memories: Sequence[Memory], runtime: Runtime, *, capacity: float = 
         case "device":
             beside = [min(m.other + m.cached, capacity - m.tensors) for m in memories]
     counts = [m.tensors - away + more for m, away, more in zip(memories, paged, beside, strict=True)]
-    return counts[0] if runtime.reports == "first" else max(counts)
+    return counts[0] if runtime.memory.reports == "first" else max(counts)

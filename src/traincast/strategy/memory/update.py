@@ -44,7 +44,7 @@ def update_copies(
     optimizer: bool = True,
 ) -> float:
     """Bytes of the blocks that copies of gradients take on a rank; often 0."""
-    if not runtime.flat_gradients or not updates_here(strategy, optimizer=optimizer):
+    if not runtime.memory.flat_gradients or not updates_here(strategy, optimizer=optimizer):
         return 0.0
     dense, experts = sum(p.dense_parameters for p in programs), sum(p.expert_parameters for p in programs)
     shards = strategy.shard or strategy.dp * strategy.cp
@@ -52,7 +52,7 @@ def update_copies(
     largest = max((p.largest_parameter for p in programs), default=0.0)
     owned = min(largest, updated)
     gradient, master = precision.gradients.nbytes, precision.master.nbytes if precision.master else 0
-    elements = runtime.bucket_bytes / precision.activations.nbytes
+    elements = runtime.exchange.bucket_bytes / precision.activations.nbytes
     whole = strategy.zero == 0 or gradient > precision.activations.nbytes
     exchanged = (elements + largest if whole else elements) if strategy.dp * strategy.cp > 1 else 0.0
     copies = [

@@ -127,7 +127,7 @@ class ProgramBuilder:
             recompute=recompute,
             boundary=boundary,
         )
-        again = recompute.again(forward, lean=self.runtime.lean_recompute)
+        again = recompute.again(forward, lean=self.runtime.kernels.lean_recompute)
         backward = [replace(item, label=f"{item.label} (again)") for item in again] + backward
         holdings = self.once(
             ("holdings", block.forward, self.strategy.pp > 1),
@@ -145,7 +145,7 @@ class ProgramBuilder:
         wide -= min(wide, self.tables.elements(find_tables(self.graph, block)))
         if wide and self.precision.activations is not DType.FP32:
             forward = [self._cast_weights(wide), *forward]
-        if self.runtime.cuda_graphs:
+        if self.runtime.launches.cuda_graphs:
             forward, backward = _graphed(forward), _graphed(backward)
         first = next((self.graph.operators[i] for i in block.optimizer), None)
         return BlockProgram(
@@ -179,7 +179,7 @@ class ProgramBuilder:
         taken = max((i.behind.share for i in items if i.behind), default=0.0)  # other traffic overlaps with this share
         works = tuple(i.work for i in items if isinstance(i.work, Operator))
         behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
-        launches = Launch(kernels=self.runtime.operator_launches)
+        launches = Launch(kernels=self.runtime.launches.operator)
         return Item(work=HostCopy(nbytes=nbytes), launches=launches, label=f"offload activations {way}", behind=behind)
 
     def _recomputes(self, block: Block) -> Recomputation:
@@ -212,7 +212,7 @@ class ProgramBuilder:
         kept = {k: v for k, v in op.attributes.items() if k not in _NOT_OF_WORKS}
         if op.kind is OpKind.GROUPED_GEMM:
             kept |= kernel_marks(self.runtime, self.precision.gradients if self.makes_weight_gradients(index) else None)
-        if self.runtime.sorts_ids and op.name == "embedding_dense_backward":
+        if self.runtime.kernels.sorts_ids and op.name == "embedding_dense_backward":
             kept["ids"] = "sorted"
         return replace(op, scope="", saved=(), parameters=(), attributes=kept)
 
@@ -241,7 +241,9 @@ class ProgramBuilder:
 
     def _hidden(self, index: int, block: Block) -> Behind | None:
         """What hides an operator of a layer's experts, if kernels are fused."""
-        if not self.experts or (self.runtime.dispatcher == "all_to_all" and self.runtime.grouped != "fused"):
+        if not self.experts or (
+            self.runtime.experts.dispatcher == "all_to_all" and self.runtime.experts.grouped != "fused"
+        ):
             return None
         scope = self.graph.operators[index].scope
         region = next((r for r in self._regions(block) if r.scope == scope), None)
@@ -249,7 +251,7 @@ class ProgramBuilder:
 
     def _completed(self, block: Block) -> Mapping[int, tuple[Share, ...]]:
         """Maps each backward operator to the parameters whose gradients it completes: the last one of their module."""
-        if self.runtime.bucket_cut != "parameter":
+        if self.runtime.exchange.bucket_cut != "parameter":
             return _NONE
 
         def find() -> dict[int, tuple[Share, ...]]:
@@ -289,8 +291,8 @@ class ProgramBuilder:
         return op.kind in (*LINEAR, OpKind.EMBEDDING) and of.kind is op.kind and bool(of.parameters)
 
     def _forward(self, block: Block) -> Iterator[Item]:
-        launches = Launch(kernels=self.runtime.operator_launches + beside_operators(self.graph, self.micro_batch))
-        first = launches + Launch(blocks=self.runtime.block_launches)
+        launches = Launch(kernels=self.runtime.launches.operator + beside_operators(self.graph, self.micro_batch))
+        first = launches + Launch(blocks=self.runtime.launches.block)
         ends = {r.forward[0]: r for r in self._regions(block)}, {r.forward[-1]: r for r in self._regions(block)}
         tables = find_tables(self.graph, block)
         for n, i in enumerate(block.forward):
@@ -309,8 +311,8 @@ class ProgramBuilder:
             yield from after_lookup(self, tables, i)
 
     def _backward(self, block: Block) -> Iterator[Item]:
-        launches = Launch(kernels=self.runtime.backward_launches + beside_operators(self.graph, self.micro_batch))
-        first = launches + Launch(blocks=self.runtime.block_launches)
+        launches = Launch(kernels=self.runtime.launches.backward + beside_operators(self.graph, self.micro_batch))
+        first = launches + Launch(blocks=self.runtime.launches.block)
         last = {self.graph.forward_of[i]: i for i in block.backward}
         after_enter = region_ends(self, block, last)
         regions = [r for r in self._regions(block) if r.backward]
@@ -347,9 +349,13 @@ class ProgramBuilder:
         op = self.cut(index)
         if op.kind is not OpKind.ATTENTION:
             return [op]
-        if self.runtime.attention == "flash" and self.runtime.sinks != "flash" and self._has_sinks(index):
-            return kernels_of(without_window(op), self.runtime.sinks)
-        return kernels_of(op, self.runtime.attention)
+        if (
+            self.runtime.kernels.attention == "flash"
+            and self.runtime.kernels.sinks != "flash"
+            and self._has_sinks(index)
+        ):
+            return kernels_of(without_window(op), self.runtime.kernels.sinks)
+        return kernels_of(op, self.runtime.kernels.attention)
 
     def _has_sinks(self, index: int) -> bool:
         """Whether an attention has sinks: its module has one parameter per head."""
@@ -358,7 +364,7 @@ class ProgramBuilder:
 
     def _accumulate(self, parameters: float) -> list[Item]:
         """Adds a microbatch's gradients to their sum; nothing if the weight products do it themselves."""
-        if "gradients" in self.runtime.fusions:
+        if "gradients" in self.runtime.kernels.fusions:
             return []
         gradient = TensorSpec((int(parameters),), self.precision.gradients)
         work = Operator(
@@ -371,7 +377,7 @@ class ProgramBuilder:
         return [
             Item(
                 work=work,
-                launches=Launch(kernels=self.runtime.backward_launches),
+                launches=Launch(kernels=self.runtime.launches.backward),
                 label="accumulate gradients",
                 weight=True,
             )
@@ -387,7 +393,7 @@ class ProgramBuilder:
             inputs=(weights,),
             outputs=(weights.with_dtype(self.precision.activations),),
         )
-        return Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label="cast weights")
+        return Item(work=work, launches=Launch(kernels=self.runtime.launches.operator), label="cast weights")
 
 
 def _graphed(items: list[Item]) -> list[Item]:

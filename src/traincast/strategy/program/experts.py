@@ -118,9 +118,9 @@ def overlap_of_batches(strategy: Strategy, runtime: Runtime, *, near: bool) -> B
     share = pairs(strategy.pp, strategy.num_microbatches) if pairs is not None else 0.0
     if share > 0.0:
         return BatchOverlap(share, paired=True)
-    several = strategy.virtual_stages > 1 if strategy.pp > 1 else runtime.overlap_batches_near
-    does = several and (runtime.overlap_batches_near or not near) and runtime.overlap_batches > 0.0
-    return BatchOverlap(runtime.overlap_batches) if does else None
+    several = strategy.virtual_stages > 1 if strategy.pp > 1 else runtime.experts.overlap_batches_near
+    does = several and (runtime.experts.overlap_batches_near or not near) and runtime.experts.overlap_batches > 0.0
+    return BatchOverlap(runtime.experts.overlap_batches) if does else None
 
 
 def kernel_marks(runtime: Runtime, gradients: DType | None) -> dict[str, Scalar]:
@@ -128,10 +128,10 @@ def kernel_marks(runtime: Runtime, gradients: DType | None) -> dict[str, Scalar]
 
     ``gradients`` is the dtype in which gradients of weights are summed, if the product makes such.
     """
-    if not runtime.grouped:
+    if not runtime.experts.grouped:
         return {}
-    adds = {"adds_to": gradients.value} if gradients and "gradients" in runtime.fusions else {}
-    return {"kernel": runtime.grouped, **adds}
+    adds = {"adds_to": gradients.value} if gradients and "gradients" in runtime.kernels.fusions else {}
+    return {"kernel": runtime.experts.grouped, **adds}
 
 
 def distinct(places: int, draws: float) -> float:

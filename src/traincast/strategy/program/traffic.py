@@ -68,7 +68,7 @@ def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
 
 def _narrowed(builder: ProgramBuilder) -> float:
     """The bytes of dispatched tokens over those of activations. In fp8, 32 elements have one scale of a byte."""
-    narrow = builder.runtime.dispatch_dtype == "fp8"
+    narrow = builder.runtime.experts.dispatch_dtype == "fp8"
     return (1.0 + 1.0 / 32.0) / builder.precision.activations.nbytes if narrow else 1.0
 
 
@@ -78,7 +78,7 @@ def _sent_share(builder: ProgramBuilder, region: Region) -> float:
     A fused dispatcher sends a token once to each rank that holds any of its experts and, between nodes, once to each
     node, where it is passed on over fast links. An all-to-all sends it once for each expert.
     """
-    if builder.runtime.dispatcher == "all_to_all":
+    if builder.runtime.experts.dispatcher == "all_to_all":
         return 1.0
     span = builder.spans["ep"]
     places = span.num_nodes if span.num_nodes > 1 else span.num_ranks
@@ -90,8 +90,8 @@ def routing(builder: ProgramBuilder, region: Region) -> Iterator[Item]:
 
     With a capacity, or with recorded graphs, shapes are known in advance and nobody waits.
     """
-    launches = builder.runtime.routing_launches
-    if launches and not builder.strategy.capacity and not builder.runtime.cuda_graphs:
+    launches = builder.runtime.experts.routing_launches
+    if launches and not builder.strategy.capacity and not builder.runtime.launches.cuda_graphs:
         yield Item(work=Launch(blocks=launches), launches=Launch(), label=f"routing {region.scope.rpartition('.')[2]}")
 
 
@@ -103,10 +103,10 @@ def hidden_by_experts(builder: ProgramBuilder, index: int, region: Region, block
     """
     runtime, op = builder.runtime, builder.graph.operators[index]
     inside = region.forward if index in region.forward else region.backward if index in region.backward else ()
-    if inside and runtime.grouped == "fused" and op.kind is not OpKind.GROUPED_GEMM:
+    if inside and runtime.experts.grouped == "fused" and op.kind is not OpKind.GROUPED_GEMM:
         products = [i for i in inside if builder.graph.operators[i].kind is OpKind.GROUPED_GEMM]
         return _behind(builder, products, 1.0 / (len(inside) - len(products)), interference=0.0)
-    if runtime.dispatcher == "fused" and builder.strategy.ep > 1 and region.moves_tokens(op, index):
+    if runtime.experts.dispatcher == "fused" and builder.strategy.ep > 1 and region.moves_tokens(op, index):
         sent, _ = _routed(builder, region)
         work = builder.spans["ep"].collective("all_to_all", sent)
         return Behind(works=(work, work), share=1.0 / len(region.moving(builder.graph, block, op.phase)))
@@ -120,7 +120,7 @@ def _behind_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, 
     """
     between = builder.between_batches
     if between is None:
-        return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
+        return _behind(builder, beside, builder.runtime.experts.overlap / 2.0)
     if between.paired:
         return _behind(builder, (*block.forward, *block.backward), between.share / 4.0)
     own = block.forward if beside == region.forward else block.backward
@@ -169,10 +169,10 @@ def _collective(
 ) -> Item:
     axis = group.axes[0]
     span, runtime = builder.spans[axis], builder.runtime
-    waits = runtime.wait_launches * span.num_ranks
+    waits = runtime.launches.wait * span.num_ranks
     return Item(
         work=span.collective(kind, nbytes),
-        launches=Launch(collectives=runtime.collective_launches, waits=waits, crowded=builder.crowded),
+        launches=Launch(collectives=runtime.launches.collective, waits=waits, crowded=builder.crowded),
         label=f"{axis} {kind} {what}",
         group=group,
         behind=behind,
@@ -212,7 +212,11 @@ def product_of(builder: ProgramBuilder, operators: tuple[int, ...]) -> int:
 
 def _behind_product(builder: ProgramBuilder, beside: int) -> Behind | None:
     """Lets tensor-parallel traffic, sent in pieces, overlap with the product next to it."""
-    return _behind(builder, [beside], builder.runtime.overlap_tensor) if builder.strategy.sequence_parallel else None
+    return (
+        _behind(builder, [beside], builder.runtime.exchange.overlap_tensor)
+        if builder.strategy.sequence_parallel
+        else None
+    )
 
 
 def enter_forward(builder: ProgramBuilder, i: int, block: Block) -> Iterator[Item]:

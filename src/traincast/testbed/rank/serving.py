@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from traincast.ask import Conditions
 from traincast.cluster import load_cluster
 from traincast.forecast import predict
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import inputs_of, materialize, traceable_of
-from traincast.simulate import Conditions
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import ends_of_steps, measure
 from traincast.strategy.servers.setup import Piece

@@ -1,0 +1,129 @@
+"""What an ask means here: the only way from words to a :class:`traincast.strategy.Request`.
+
+The command line, the Python functions, job rows, measured rows and processes that profile all fill an
+:class:`traincast.ask.Ask`; :func:`resolve` finds the model, the cluster, the runtime and the strategy that it names,
+takes usual ones where it names none, and says what it assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from traincast.ask import MAX_BATCH, Ask, Conditions, JobSettings, Training
+from traincast.cluster import Cluster, assumed_nodes, load_cluster
+from traincast.errors import RequestError, expect
+from traincast.estimate import CostModel, EventsCostModel, learned_cost_model
+from traincast.estimate.events.model import read_events
+from traincast.graph import OperatorGraph
+from traincast.graph.load import load_model
+from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
+from traincast.strategy import (
+    Request,
+    Runtime,
+    Strategy,
+    choose_micro_batch,
+    load_precision,
+    load_runtime,
+    parse_strategy,
+)
+from traincast.strategy.choose import Choice, assumed_runtime, choose, usual_precision, usual_runtime
+from traincast.strategy.prepare import for_workers
+from traincast.strategy.releases import settled
+from traincast.strategy.schedules import check_schedule_of_data
+from traincast.strategy.strategy import says_micro_batch
+
+Chooser: TypeAlias = Callable[[Request], Choice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A request, one sentence for each thing that the ask left open, and how the strategy was chosen, if it was."""
+
+    request: Request
+    assumed: tuple[str, ...] = ()
+    choice: Choice | None = None
+
+
+def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool = True) -> Resolved:
+    """Return the request that ``ask`` describes, and what was assumed in it.
+
+    ``chooser`` chooses the strategy if the ask names none; without a chooser, or if the ask has no place for a
+    strategy, the request's strategy is empty. A strategy in words that states no micro batch gets the largest that
+    fits. ``allow_code`` says whether the ask may name a model or a schedule that is Python code.
+    """
+    _check(ask)
+    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize)
+    cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
+    graph = fine_tuned(_graph(ask, allow_code=allow_code), tuning)
+    if isinstance(ask.optimizer, str):
+        graph = graph.with_optimizer(ask.optimizer)
+    precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
+    named = usual_runtime(graph, cluster) if ask.runtime is None else ask.runtime
+    runtime = named if isinstance(named, Runtime) else load_runtime(named)
+    request = Request(
+        graph=graph,
+        cluster=cluster,
+        strategy=Strategy(),
+        runtime=settled(runtime, graph=graph, cluster=cluster, precision=precision),
+        precision=precision,
+        global_batch=ask.global_batch,
+        optimizer=bool(ask.optimizer),
+    )
+    choice = None
+    if isinstance(ask, Ask):
+        if ask.strategy is not None:
+            request = replace(request, strategy=_strategy(ask.strategy, request, ask, allow_code=allow_code))
+        elif chooser is not None:
+            choice = chooser(request)
+            request = replace(request, strategy=replace(choice.strategy, shard_rules=ask.shard_rules))
+    assumed = (*assumed_runtime(ask.runtime, request), *assumed_nodes(cluster))
+    return Resolved(request=request, assumed=assumed, choice=choice)
+
+
+def cost_model_of(ask: Training) -> CostModel | None:
+    """Return the cost model that ``ask`` holds, or names by its events and bundles; ``None`` for the default one."""
+    if ask.cost_model is not None:
+        return ask.cost_model
+    learned = learned_cost_model([Path(path) for path in ask.bundle]) if ask.bundle or ask.events else None
+    if ask.events is None or learned is None:
+        return learned
+    return EventsCostModel(read_events(ask.events), learned)
+
+
+def _check(ask: Training) -> None:
+    """Refuse values of the wrong type: Python checks none."""
+    if isinstance(ask, Ask):
+        for rule in ask.shard_rules:
+            wanted = "pairs of a pattern and column, row or replicate"
+            expect("shard_rules", ask.shard_rules if isinstance(rule, str) else rule, tuple, wanted)
+        expect("conditions", ask.conditions, (Conditions, type(None)), "Conditions")
+    expect("cost_model", ask.cost_model, (CostModel, type(None)), "a CostModel")
+    expect("job", ask.job, (JobSettings, type(None)), "JobSettings")
+    wanted = f"a whole number from 1 to {MAX_BATCH}"
+    expect("global batch", ask.global_batch, int, wanted)
+    if not 1 <= ask.global_batch <= MAX_BATCH:
+        raise RequestError(f"global batch {ask.global_batch}: expected {wanted}")
+    expect("cluster", ask.cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
+    expect("seq", ask.seq, (int, type(None)), "a whole number of tokens")
+    expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
+
+
+def _graph(ask: Training, *, allow_code: bool) -> OperatorGraph:
+    if isinstance(ask.model, OperatorGraph):
+        return ask.model
+    inputs = ask.example_inputs if isinstance(ask, Ask) else None
+    return load_model(ask.model, inputs, seq=ask.seq, use_cache=ask.use_cache, allow_code=allow_code)
+
+
+def _strategy(given: str | Strategy, request: Request, ask: Ask, *, allow_code: bool) -> Strategy:
+    if isinstance(given, Strategy):
+        return replace(given, shard_rules=ask.shard_rules) if ask.shard_rules else given
+    parsed = replace(parse_strategy(given, global_batch=request.global_batch), shard_rules=ask.shard_rules)
+    check_schedule_of_data(parsed.schedule, allow_code=allow_code)
+    if says_micro_batch(given):
+        return parsed
+    chosen = choose_micro_batch(for_workers(replace(request, strategy=parsed)))
+    return replace(parsed, num_microbatches=chosen.num_microbatches)

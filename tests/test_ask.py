@@ -1,0 +1,109 @@
+"""An ask is plain data: JSON and back, one clear line for what it cannot be, and the signature of the verbs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from traincast import Ask, Conditions, JobSettings, TraincastError, load_cluster, predict
+from traincast.ask import Training, declared, json_schema
+from traincast.resolve import resolve
+
+FULL = Ask(
+    "llama3-8b",
+    cluster="dgx-h100:4",
+    global_batch=256,
+    strategy="dp=8,tp=4",
+    seq=4096,
+    freeze=["lm_head"],
+    quantize=4,
+    lora="rank=8,targets=attention",
+    optimizer="adamw",
+    tokens=10**12,
+    shard_rules=(("mlp", "column"),),
+    conditions=Conditions(slow=((3, 1.5),), jitter=0.1),
+    job=JobSettings(startup_s=0.1),
+)
+LEAST: dict[str, Any] = {"model": "resnet18", "cluster": "dgx-h100:1", "global_batch": 8}
+
+
+@pytest.mark.parametrize("ask", [FULL, Ask("resnet18", cluster="dgx-h100", global_batch=8)])
+def test_an_ask_is_json_and_back(ask: Ask) -> None:
+    assert Ask.from_dict(json.loads(json.dumps(ask.to_dict()))) == ask
+
+
+def test_only_what_was_stated_is_written() -> None:
+    assert Ask.from_dict(LEAST).to_dict() == LEAST
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"modle": "x"}, "the ask has unknown key 'modle': did you mean model"),
+        ({"conditions": {"slw": []}}, "conditions has unknown key 'slw': did you mean slow"),
+        ({"cost_model": "fast"}, "the ask has unknown key 'cost_model'"),
+        ({"global_batch": 0}, "ask: global_batch is 0: expected a whole number from 1 to 1000000000"),
+        ({"seq": "long"}, "ask: seq is 'long': expected a whole number"),
+        ({"freeze": 3}, "ask: freeze is 3: expected a list of texts"),
+        ({"conditions": {"jitter": 7}}, "jitter is 7: expected a number from 0 to 1"),
+    ],
+)
+def test_a_wrong_object_is_refused_in_one_line(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(TraincastError) as refused:
+        Ask.from_dict(LEAST | change)
+    assert str(refused.value).startswith(line)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(TraincastError, match="cluster is missing"):
+        Ask.from_dict({"model": "resnet18", "global_batch": 8})
+
+
+def test_a_live_object_has_no_json() -> None:
+    with pytest.raises(TraincastError, match="cluster is a live Cluster, which JSON cannot hold"):
+        Ask("resnet18", cluster=load_cluster("dgx-h100:1"), global_batch=8).to_dict()
+
+
+def test_a_verb_takes_an_ask_or_its_fields() -> None:
+    ask = Ask("resnet18", cluster="dgx-h100:1", global_batch=64, strategy="dp=8", use_cache=True)
+    alike = predict("resnet18", cluster="dgx-h100:1", global_batch=64, strategy="dp=8", use_cache=True)
+    assert predict(ask).report.to_dict() == alike.report.to_dict()
+
+
+def test_a_verb_has_the_signature_of_its_ask() -> None:
+    parameters = inspect.signature(predict).parameters
+    assert list(parameters)[:2] == ["model", "example_inputs"]
+    assert set(parameters) == {one.name for one in declared(Ask)}
+    assert parameters["cluster"].annotation == "str | Cluster"
+    assert all(f"{one.name}: {one.option.help}" in str(predict.__doc__) for one in declared(Ask))
+    with pytest.raises(TypeError, match=r"predict\(\) got an unexpected keyword argument 'clster'"):
+        predict("resnet18", clster="dgx-h100:1", global_batch=8)  # type: ignore[call-overload]
+
+
+def test_every_field_explains_itself() -> None:
+    assert all(one.option.help for one in declared(Ask))
+    schema = json_schema(Ask)["$defs"]["AskTable"]
+    assert set(schema["required"]) == set(LEAST)
+    assert all("description" in one for one in schema["properties"].values())
+
+
+def test_resolving_says_what_was_assumed() -> None:
+    resolved = resolve(Ask("resnet18", cluster="a100-sxm4-80gb", global_batch=8, use_cache=True))
+    assert resolved.choice is not None
+    assert resolved.request.strategy == resolved.choice.strategy
+    assert any("a100-sxm4-80gb" in said for said in resolved.assumed)
+
+
+def test_an_ask_of_data_runs_no_code() -> None:
+    for change in ({"model": "os:getcwd"}, {"strategy": "dp=8,schedule=os:getcwd"}):
+        with pytest.raises(TraincastError, match="Python code"):
+            resolve(Ask.from_dict({**LEAST, "use_cache": True, **change}), allow_code=False)
+
+
+def test_a_training_without_a_strategy_leaves_it_open() -> None:
+    request = resolve(Training("resnet18", cluster="dgx-h100:1", global_batch=8, use_cache=True)).request
+    assert request.strategy.num_ranks == 1
