@@ -26,7 +26,7 @@ from traincast.cli.options import RENAMED
 from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
 from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
-from traincast.graph.huggingface.read import READERS
+from traincast.graph.huggingface.read import readers
 from traincast.report import JobForecast, Report
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
@@ -401,7 +401,7 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
         assert gradients == precision.gradients.value
         assert master == (precision.master.value if precision.master else "–")
     models = text_of("docs/your-models.md")
-    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
+    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *readers()))
     hardware = text_of("docs/your-hardware.md")
     assert all(f"`{word}`" in hardware for name in ("device", "node", "cluster") for word in keys_of(TABLES[name]))
     calibration = hardware.partition("**`[calibration]`**")[2]
