@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from benchmarks.inspector import figures
 from traincast.files import write_json
-from traincast.fitting.inspector.examples import examples_of, folds, types_of
-from traincast.fitting.inspector.fit import predictions
+from traincast.fitting.inspector.fit import examples_of, folds, predictions, types_of
 from traincast.fitting.inspector.make import simulated_uses
 from traincast.fitting.inspector.rivals import mean_rival, trees_rival
 from traincast.fitting.inspector.runs import ObservedRun, observed_run

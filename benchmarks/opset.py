@@ -16,8 +16,7 @@ import numpy as np
 
 from benchmarks.markdown import percent, table
 from traincast.estimate.operators.features import family_of, shapes_of
-from traincast.fitting.operators.compare import compare_cells
-from traincast.fitting.operators.rivals import ALL, Budget, RivalScore
+from traincast.fitting.operators.rivals import ALL, Budget, RivalScore, compare_cells
 from traincast.fitting.rows.dataset import OperatorTable, read_operators
 
 TABLE: Final = Path(__file__).parent / "data" / "opset_cpu.parquet"

@@ -17,8 +17,8 @@ from typing import Final
 import torch
 
 from benchmarks.own_machine_turns import Turns
-from traincast.profiling.contention import quiet
 from traincast.profiling.events.steps import training_step
+from traincast.profiling.timing import quiet
 
 _WARMUP: Final = 4
 _MOST: Final = 2000

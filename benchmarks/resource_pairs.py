@@ -30,9 +30,9 @@ from typing import Final
 
 from benchmarks.resource_runs import ResourceRun, prepare, request_of
 from traincast.files import make_folder, write_text
+from traincast.processes.forked import ForkedProcess, start_forked
 from traincast.testbed.folder import RunFolder, read_run_folder
-from traincast.testbed.network.network import NodeNetwork, shaped
-from traincast.testbed.rank.forked import ForkedProcess, start_forked
+from traincast.testbed.network import NodeNetwork, shaped
 from traincast.testbed.rank.launch import PORT
 from traincast.testbed.request import RunRequest
 from traincast.testbed.run import SharedPlace, run

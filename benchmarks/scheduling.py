@@ -26,7 +26,7 @@ from traincast.scheduling import POLICIES, Costs, Job, Metrics, Outcome, SharedC
 from traincast.scheduling.check import check_fit
 from traincast.scheduling.estimates.sources import forecast_errors, load_estimates
 from traincast.scheduling.estimates.stand_ins import load_stand_ins
-from traincast.scheduling.joblogs.read import Trace, load_jobs
+from traincast.scheduling.joblogs.read import JobLog, load_jobs
 from traincast.scheduling.sharing.step_times import StepTimes
 from traincast.scheduling.space.nodes import load_nodes
 from traincast.scheduling.study import Regret, regrets, run_study
@@ -162,8 +162,8 @@ def at_scale(folder: Path | None) -> None:
     """Run large queues, one process each, on a cluster with room to spare and on an overloaded one."""
     runs = [("", 64, "srtf", "pooled"), ("", 64, "srtf", "consolidated")]
     if folder is not None:
-        trace = str(folder / "philly_2017.csv.gz")
-        runs += [(trace, nodes, policy, "pooled") for nodes in (300, 45) for policy in ("fifo", "sjf", "easy")]
+        log = str(folder / "philly_2017.csv.gz")
+        runs += [(log, nodes, policy, "pooled") for nodes in (300, 45) for policy in ("fifo", "sjf", "easy")]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         rows = list(pool.map(_at_scale, *zip(*runs, strict=True)))
@@ -187,21 +187,21 @@ def estimates(folder: Path) -> None:
     print(f"{len(whole):,} jobs, of which {len(timed):,} have a measured duration; the first {HISTORY} are the history")
     for number, nodes, loads in ((3000, "66x8:V100", (0.6, 0.75, 1.0)), (0, "36x8:V100", (1.0,))):
         cluster = SharedCluster(nodes=load_nodes(nodes).nodes)
-        trace = check_fit(timed, cluster, any_gpu=True)
-        at = np.arange(len(trace))
-        history, judged = trace.select(at < HISTORY), trace.select((at >= HISTORY) & (at < HISTORY + (number or 10**9)))
+        log = check_fit(timed, cluster, any_gpu=True)
+        at = np.arange(len(log))
+        history, judged = log.select(at < HISTORY), log.select((at >= HISTORY) & (at < HISTORY + (number or 10**9)))
         _estimates(history, judged, cluster, nodes, loads, show_errors=not number)
 
 
 def _estimates(
-    history: Trace, trace: Trace, cluster: SharedCluster, nodes: str, loads: tuple[float, ...], *, show_errors: bool
+    history: JobLog, log: JobLog, cluster: SharedCluster, nodes: str, loads: tuple[float, ...], *, show_errors: bool
 ) -> None:
     table_of = load_stand_ins("gavel")
     steps = StepTimes(cluster, precision=table_of.precision, runtime=table_of.runtime)
     started = time.perf_counter()
     beliefs = {
-        "predicted": load_estimates("predicted:gavel", trace, cluster, steps=steps),
-        "predicted, scaled": load_estimates("predicted:gavel", trace, cluster, steps=steps, history=history),
+        "predicted": load_estimates("predicted:gavel", log, cluster, steps=steps),
+        "predicted, scaled": load_estimates("predicted:gavel", log, cluster, steps=steps, history=history),
     }
     took = time.perf_counter() - started
     if show_errors:
@@ -217,13 +217,13 @@ def _estimates(
                         f"{e.mape:.0%}",
                         table_of.models[e.model].likeness if e.model in table_of.models else "",
                     )
-                    for e in forecast_errors(trace, believed)
+                    for e in forecast_errors(log, believed)
                 ],
             )
-    offered = float((trace["num_gpus"] * trace["duration_s"]).sum()) / trace.span_s / cluster.num_gpus
+    offered = float((log["num_gpus"] * log["duration_s"]).sum()) / log.span_s / cluster.num_gpus
     started = time.perf_counter()
     rows = run_study(
-        trace.jobs,
+        log.jobs,
         cluster,
         policies=BELIEVERS,
         placements=("consolidated",),
@@ -236,7 +236,7 @@ def _estimates(
     found = {(one.policy, one.estimates, one.load): one for one in regrets(rows)}
     for load in loads:
         table(
-            f"{len(trace):,} jobs on {nodes}, {offered * load:.0%} of the cluster asked for, consolidated: mean "
+            f"{len(log):,} jobs on {nodes}, {offered * load:.0%} of the cluster asked for, consolidated: mean "
             f"completion time in h, loss against exact (of three seeds), and loss of queueing time (all {took:.0f} s)",
             ("policy", *BELIEVED),
             [(policy, *(_loss(found[policy, estimate, load]) for estimate in BELIEVED)) for policy in BELIEVERS],

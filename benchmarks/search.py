@@ -29,8 +29,8 @@ from traincast.resolve import resolve
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.naive import naive_choice, naive_strategies
 from traincast.searching.problem import Problem, SpaceCounts, Task
+from traincast.searching.ranking import naive_choice, naive_strategies
 from traincast.searching.search import search
 from traincast.searching.space import Degrees, usual_axes
 from traincast.simulate import Evaluator

@@ -37,7 +37,6 @@ NETWORKS = {
     "graph/huggingface/kernels.py",
     "graph/onnx/module.py",
     "fitting/operators/fi_net.py",
-    "fitting/operators/fno_inception.py",
     "fitting/inspector/network.py",
 }
 """Modules of PyTorch: imported where a network is trained, and nowhere else."""

@@ -11,10 +11,22 @@ from pathlib import Path
 from typing import Final
 
 import benchmarks.ledger
-from benchmarks.ledger import forecasts
+from benchmarks.ledger import events, forecasts, graphs, rows, schedules, searches, traces
 from benchmarks.ledger.entries import Difference, Part, Scope, differences
 
-PARTS: Final[dict[str, Part]] = {part.name: part for part in (forecasts.PART,)}
+PARTS: Final[dict[str, Part]] = {
+    part.name: part
+    for part in (
+        forecasts.PART,
+        rows.PART,
+        graphs.CONFIGURATIONS,
+        graphs.GRAPHS,
+        searches.PART,
+        schedules.PART,
+        traces.PART,
+        events.PART,
+    )
+}
 _SHOWN: Final = 5
 
 

@@ -15,15 +15,19 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from traincast import Forecast, OperatorGraph, Request, RequestError, Timeline
+from traincast import Answer, Forecast, OperatorGraph, Request, RequestError, Schedule, Timeline, TraincastError
 from traincast.cli.main import main
 from traincast.export import export as written_for
 from traincast.graph.files import graph_to_dict
+from traincast.measured import dp_steps, finetune, steps
+from traincast.measured.complete import completed
+from traincast.tables import RowError, read_rows
 
 RENAMED: Final[dict[str, str]] = {}
 """Leaves that have another name than when the ledger was made: the new name, or path, and the name of then."""
@@ -183,3 +187,40 @@ def command(*words: str) -> Any:
 def export(forecast: Forecast, framework: str) -> str:
     """Return the text that ``framework`` reads, of a forecast's strategy."""
     return written_for(forecast.request, framework)
+
+
+def requests_of(path: Path, kind: str) -> list[Request | None]:
+    """Return the request that each row of a table of measured runs becomes; None if it is refused."""
+    readers: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "steps": (steps.NEEDS, lambda row: steps.read_run(0, row)),
+        "dp-steps": (dp_steps.NEEDS, lambda row: dp_steps.read_run(0, row)),
+        "finetune": (finetune.NEEDS, lambda row: finetune.read_tuning(0, row).run),
+    }
+    needs, read = readers[kind]
+    rows = read_rows(path, needs=needs)
+    found: list[Request | None] = []
+    for row in completed(rows) if kind == "steps" else rows:
+        try:
+            found.append(read(row).request)
+        except (RowError, TraincastError):
+            found.append(None)
+    return found
+
+
+def search_columns(answer: Answer) -> list[tuple[str, str]]:
+    """Return the digest of each column of the strategies that a search has evaluated, by name."""
+    return sorted((name, digest_of(column, 16)) for name, column in _fields(answer.columns))
+
+
+def job_outcomes(schedule: Schedule) -> str:
+    """Return the digest of the outcome of every job: when it started and ended, and where."""
+    return digest_of(list(schedule.fates), 16)
+
+
+def without(value: Any, folder: str) -> Any:
+    """Return plain values without the name of a folder, which differs between machines."""
+    if isinstance(value, dict):
+        return {name: without(each, folder) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without(each, folder) for each in value]
+    return value.replace(folder, "") if isinstance(value, str) else value

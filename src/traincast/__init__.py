@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         Policy,
         SharedCluster,
     )
-    from traincast.scheduling.joblogs.read import Trace
+    from traincast.scheduling.joblogs.read import JobLog
     from traincast.scheduling.schedule import Schedule, schedule
     from traincast.searching.answer import Answer, Candidate
     from traincast.searching.search import search
@@ -106,7 +106,7 @@ _HOMES = {
     "traincast.resources.whatif": "WhatIf whatif_resources",
     "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
     "traincast.scheduling.schedule": "Schedule schedule",
-    "traincast.scheduling.joblogs.read": "Trace",
+    "traincast.scheduling.joblogs.read": "JobLog",
     "traincast.searching.answer": "Answer Candidate",
     "traincast.searching.search": "search",
     "traincast.simulate": "Timeline",
@@ -156,6 +156,7 @@ __all__ = [
     "Forecast",
     "Job",
     "JobForecast",
+    "JobLog",
     "JobSettings",
     "LearnedCostModel",
     "LearnedEvents",
@@ -190,7 +191,6 @@ __all__ = [
     "StrategyError",
     "TensorSpec",
     "Timeline",
-    "Trace",
     "TraceDiff",
     "TraceSummary",
     "TraincastError",

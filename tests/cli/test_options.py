@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from traincast.cli.main import VERBS, app, main
-from traincast.cli.options import RENAMED
+from traincast.cli.main import VERBS, app
 
 
 def commands(group: click.Group = app, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -110,35 +109,3 @@ def test_short_descriptions_are_the_same_in_the_list_and_in_the_verb() -> None:
         command = app.get_command(click.Context(app), name)
         assert command is not None
         assert command.short_help == text
-
-
-OLD = [(verb, old, new) for verb, renames in RENAMED.items() for old, new in renames.items()]
-
-
-@pytest.mark.parametrize(("verb", "old", "new"), OLD)
-@pytest.mark.parametrize("value", [[], ["8"], None])
-def test_an_old_spelling_is_refused_and_the_new_one_named(
-    verb: str, old: str, new: str, value: list[str] | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [f"{old}=8"] if value is None else [old, *value]
-    with pytest.raises(SystemExit) as stopped:
-        main([*verb.split(), *words])
-    shown = capsys.readouterr()
-    assert (stopped.value.code, shown.out) == (2, "")
-    assert shown.err == f"traincast: {old} is now {new}\n"
-
-
-def test_a_new_spelling_is_an_option_of_its_verb() -> None:
-    for verb, old, new in OLD:
-        (name,) = re.findall(r"^(?:part of )?(--?[a-z-]+)", new)
-        options = [name for option in shown_options(COMMANDS[verb]) for name in option.opts]
-        assert name in options
-        assert old not in options
-
-
-@pytest.mark.parametrize("words", COMMANDS)
-def test_no_old_spelling_is_shown_in_the_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([*words.split(), "--help"])
-    shown = capsys.readouterr().out
-    assert not [old for old in RENAMED.get(words, {}) if re.search(rf"{old}\b(?!-)", shown)]

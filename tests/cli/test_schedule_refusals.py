@@ -12,9 +12,9 @@ from traincast.cli.main import main
 REQUESTS: dict[str, tuple[list[str], str]] = {
     # what is asked for: arguments, a word the message must have
     "no jobs": ([], "JOBS"),
-    "a trace that is not there": (["missing.csv", *ON], "missing.csv"),
-    "a trace of an unknown format": ([JOBS, *ON, "--format", "slurm"], "slurm"),
-    "a trace that is no log of that format": ([JOBS, *ON, "--format", "swf"], "jobs.csv"),
+    "a log that is not there": (["missing.csv", *ON], "missing.csv"),
+    "a log of an unknown format": ([JOBS, *ON, "--format", "slurm"], "slurm"),
+    "a log that is no log of that format": ([JOBS, *ON, "--format", "swf"], "jobs.csv"),
     "no cluster": ([JOBS], "--nodes"),
     "two clusters": ([JOBS, *ON, "--cluster-file", "nodes.csv"], "one way"),
     "nodes without GPUs per node": ([JOBS, "--nodes", "5"], "without a number of GPUs"),
@@ -82,7 +82,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "jobs into a folder": ([JOBS, *ON, "--jobs-out", "/tmp"], "folder"),
     "jobs into /proc": ([JOBS, *ON, "--jobs-out", "/proc/fates.csv"], "/proc/fates.csv"),
     "a page into /proc": ([JOBS, *ON, "--html", "/proc/page.html"], "/proc/page.html"),
-    "a page over the trace": ([JOBS, *ON, "--html", JOBS], "JOBS"),
+    "a page over the log": ([JOBS, *ON, "--html", JOBS], "JOBS"),
     "two outputs in one": ([JOBS, *ON, "--html", "out", "--jobs-out", "out"], "--jobs-out"),
 }
 
@@ -113,7 +113,7 @@ def test_a_wrong_request_gets_one_line_and_exit_code_two(
 TRACES: dict[str, tuple[str, str]] = {
     "an empty file": ("", "empty"),
     "a header alone": (HEADER, "no jobs"),
-    "another table": ("a,b\n1,2\n", "not a job trace"),
+    "another table": ("a,b\n1,2\n", "not a job log"),
     "a missing column": ("job_id,submit_s,duration_s\na,0,1\n", "num_gpus"),
     "a column twice": ("job_id,submit_s,num_gpus,duration_s,submit_s\na,0,1,1,0\n", "twice"),
     "a line with too many cells": (HEADER + "a,0,1,1,,,,\n", "line 2"),

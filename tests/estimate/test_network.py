@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from traincast.estimate.operators.network import FARTHEST, Floats32, Network, fourier_matrices
-from traincast.fitting.operators.fi_net import FINet, NetConfig
-from traincast.fitting.operators.fno_inception import FNOInception, SpectralMix
+from traincast.fitting.operators.fi_net import FINet, FNOInception, NetConfig, SpectralMix
 from traincast.fitting.train import Examples, TrainConfig, train_network
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from traincast.fitting.operators.fno_inception import ConvInception, FNOInception
+from traincast.fitting.operators.fi_net import ConvInception, FNOInception
 from traincast.fitting.train import Examples, TrainConfig, train_network
 
 LENGTH, WIDTH = 16, 8
@@ -53,6 +53,7 @@ def losses(size: dict[str, Any], *, seed: int = 0, epochs: int = 12) -> list[flo
     return seen
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
 def test_a_known_function_is_learned(body: dict[str, Any]) -> None:
     seen = losses(body)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.fitting.collectives.own_points import choose_points
+from traincast.fitting.collectives.prior import choose_points
 
 SIZES = np.arange(10.0, 31.0)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from traincast import AnalyticalCostModel, Operator, TensorSpec
 from traincast.cluster import find_device
-from traincast.estimate import AnalyticalCostModel
 from traincast.estimate.operators.features import family_of, shapes_of
 from traincast.fitting.rows.operator import RowConfig, canonical_name, key_of, measured_operator, operator_of
 from traincast.fitting.rows.parts import parts_of
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.tables import RowError
 from traincast.validating.operators import one_device
 

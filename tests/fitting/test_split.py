@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.fitting.split import (
     Floats,
     Ints,

@@ -66,7 +66,7 @@ def test_full_training_in_16_bits_holds_five_copies_in_the_update() -> None:
     found = read(
         method="full", lora_rank=None, lora_targets=None, recompute="yes", seq=8, micro_batch=1, global_batch=1
     )
-    runtime = replace(found.longest.runtime, workspace_bytes=0.0)
+    runtime = found.longest.runtime.patched(memory={"workspace_bytes": 0.0})
     memory = lower(replace(found.longest, runtime=runtime)).memory[0]
     assert memory.tensors == pytest.approx(5 * 2 * WEIGHTS, rel=1e-3)
 
@@ -185,8 +185,8 @@ def test_weights_of_fsdp_with_mixed_precision_are_fp32_and_those_of_one_gpu_are_
 
 
 def test_fsdp_keeps_inputs_of_frozen_layers_twice() -> None:
-    assert read(n_gpus=2, dp=2, zero=3, global_batch=4, recompute="yes").run.request.runtime.kept_inputs == 2.0
-    assert read().run.request.runtime.kept_inputs == 1.0
+    assert read(n_gpus=2, dp=2, zero=3, global_batch=4, recompute="yes").run.request.runtime.memory.kept_inputs == 2.0
+    assert read().run.request.runtime.memory.kept_inputs == 1.0
 
 
 def test_before_2024_fsdp_leaves_frozen_parameters_gathered() -> None:

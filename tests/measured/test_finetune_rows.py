@@ -167,4 +167,4 @@ def test_until_2023_four_bit_layers_keep_their_inputs() -> None:
 
 
 def test_plain_modules_loop_over_experts() -> None:
-    assert read().run.request.runtime.grouped == "looped"
+    assert read().run.request.runtime.experts.grouped == "looped"

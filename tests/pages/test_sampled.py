@@ -11,8 +11,7 @@ from tests.pages.conftest import Opened
 from tests.pages.samples import data_in
 from tests.resources.test_sampled import STEP_S, WINDOWS, command, counters, exact_step
 from traincast.resources.comparing import compared
-from traincast.resources.monitored import use_of_command
-from traincast.resources.sampled import mean_step, observed
+from traincast.resources.sampled import mean_step, observed, use_of_command
 from traincast.resources.sampled_page import compared_page, monitored_page
 
 Open = Callable[..., Opened]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.profiling.monitor.device_counter import FOLDER, DeviceCounter, DeviceReader, counters, reader_of
 from traincast.profiling.monitor.network import link_rate, totals_of
 from traincast.profiling.monitor.nvml import GpuReader
 from traincast.profiling.monitor.process import ProcessTree, stat_of
-from traincast.profiling.monitor.ticks import Ticks
+from traincast.profiling.monitor.sample import Ticks
 
 NET = """Inter-|   Receive           |  Transmit
  face |bytes packets errs …  |bytes …

@@ -11,14 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.resources.told import told
-from traincast.errors import FileFormatError, RequestError
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast import FileFormatError, RequestError, ResourceUse
+from traincast.resources.bursts import RESOURCES
 from traincast.resources.comparing import aligned, compared, compared_figures
 from traincast.resources.curves import Curves, uses_of
 from traincast.resources.draws import WatchedLinks
-from traincast.resources.monitored import use_of_command
-from traincast.resources.readings import RankPeaks, in_time, read_counters
-from traincast.resources.sampled import Counters, mean_step, observed
+from traincast.resources.sampled import Counters, RankPeaks, in_time, mean_step, observed, read_counters, use_of_command
 
 Floats = npt.NDArray[np.float64]
 STEP_S, BUSY_S, PAUSE_S = 0.5, 0.3, 0.07

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import CNN, AnalyticalCostModel, graph_of
-from traincast import predict
-from traincast.cluster import Link
+from traincast import Link, predict
 from traincast.scheduling.sharing.programs import forecast_program
 from traincast.scheduling.sharing.server_programs import ServerProgram
 from traincast.scheduling.sharing.together import slowdowns, square_wave, together

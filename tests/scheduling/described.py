@@ -1,11 +1,12 @@
-"""Clusters and traces of described jobs, for tests."""
+"""Clusters and logs of described jobs, for tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from traincast.scheduling import Node, PlacedGpus, SharedCluster
-from traincast.scheduling.joblogs.read import Trace, load_jobs
+from traincast import JobLog, SharedCluster
+from traincast.scheduling import Node, PlacedGpus
+from traincast.scheduling.joblogs.read import load_jobs
 from traincast.scheduling.space.nodes import load_nodes
 
 MLP = "ncf:users=1000,items=1000,factors=8,layers=256x4096x256"
@@ -17,8 +18,8 @@ def cluster(nodes: str) -> SharedCluster:
     return SharedCluster(nodes=load_nodes(nodes).nodes)
 
 
-def trace(folder: Path, *rows: str, columns: str = "job_id,submit_s,num_gpus,model,batch,steps") -> Trace:
-    """A trace of these lines."""
+def log(folder: Path, *rows: str, columns: str = "job_id,submit_s,num_gpus,model,batch,steps") -> JobLog:
+    """A log of these lines."""
     path = folder / "jobs.csv"
     path.write_text("\n".join([columns, *rows]) + "\n")
     return load_jobs(path)

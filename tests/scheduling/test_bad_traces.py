@@ -1,4 +1,4 @@
-"""Bad traces are refused in one line that says what is wrong, where, and what to do."""
+"""Bad logs are refused in one line that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.scheduling.joblogs import source as sources
 from traincast.scheduling.joblogs.read import load_jobs
 
@@ -43,11 +43,11 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
 BAD: list[tuple[str, str | bytes, str]] = [
     ("empty.csv", b"", "empty.csv is empty: expected a table or a log with a job or node on each line"),
     ("blank.csv", b"\n \n", "blank.csv is empty: expected a table or a log with a job or node on each line"),
-    ("header_only.csv", HEADER, "header_only.csv has no jobs that can run: give a trace with at least one"),
+    ("header_only.csv", HEADER, "header_only.csv has no jobs that can run: give a log with at least one"),
     (
         "headerless.csv",
         "a,0,1,5\nb,1,1,5\n",
-        "headerless.csv is not a job trace of a known format: its first line has 'a', '0', '1', '5'; expected "
+        "headerless.csv is not a job log of a known format: its first line has 'a', '0', '1', '5'; expected "
         "the columns job_id, submit_s, num_gpus and duration_s, or Philly's cluster_job_log (JSON), Standard "
         "Workload Format, Alibaba's openb_pod_list, Helios's cluster_log.csv, Alibaba's pai_task_table",
     ),
@@ -218,7 +218,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "never_ran.json",
         philly(),
-        "never_ran.json has no jobs that can run; 1 job left out: 1 that never ran: give a trace with at least one",
+        "never_ran.json has no jobs that can run; 1 job left out: 1 that never ran: give a log with at least one",
     ),
     (
         "short.swf",
@@ -238,7 +238,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "cpu_only.csv",
         HELIOS + "1,u,vc,0,4,1,COMPLETED," + DATED,
-        "cpu_only.csv has no jobs that can run; 1 job left out: 1 without GPUs: give a trace with at least one",
+        "cpu_only.csv has no jobs that can run; 1 job left out: 1 without GPUs: give a log with at least one",
     ),
     (
         "undated.csv",

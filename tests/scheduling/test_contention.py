@@ -6,20 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling.described import MLP, trace
+from tests.scheduling.described import MLP, log
 from tests.scheduling.queues import job, queue, spans
-from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling import (
-    Costs,
-    FailureEvent,
-    Failures,
-    Job,
-    PlacedGpus,
-    SharedCluster,
-    measure,
-    simulate,
-)
-from traincast.scheduling.schedule import schedule
+from traincast import Costs, FailureEvent, Failures, Job, RequestError, SharedCluster, UnknownNameError, schedule
+from traincast.scheduling import PlacedGpus, measure, simulate
 from traincast.scheduling.sharing.contention import SHARES, Guest, MeetingPlace, placement_of
 from traincast.scheduling.sharing.step_times import What, Where
 
@@ -134,8 +124,9 @@ def test_complementary_jobs_share_nodes_and_others_do_not() -> None:
 ROWS = ("a,0,12,MLP,1200,2000", "b,0,12,MLP,1200,2000", "c,10,4,MLP,400,2000")
 
 
+@pytest.mark.long(guard="test_jobs_with_parameter_servers_meet_node_by_node")
 def test_forecast_jobs_slow_one_another_down_on_the_nodes_that_they_share(tmp_path: Path) -> None:
-    jobs = trace(tmp_path, *(row.replace("MLP", f'"{MLP}"') for row in ROWS))
+    jobs = log(tmp_path, *(row.replace("MLP", f'"{MLP}"') for row in ROWS))
     made = {
         share: schedule(jobs, nodes="3x8:V100", hardware={"V100": "p3.16xlarge"}, share=share)
         for share in ("exclusive", "blind")
@@ -152,7 +143,7 @@ def test_jobs_with_parameter_servers_meet_node_by_node(tmp_path: Path) -> None:
     """Two jobs of 12 GPUs on three nodes of 8: one of the two nodes of each is also the other's."""
     columns = "job_id,submit_s,num_gpus,model,batch,steps,strategy"
     rows = (f'{name},0,12,"{MLP}",1200,2000,"dp=12,servers=2"' for name in "ab")
-    jobs = trace(tmp_path, *rows, columns=columns)
+    jobs = log(tmp_path, *rows, columns=columns)
     made = schedule(jobs, nodes="3x8:V100", hardware={"V100": "p3.16xlarge"}, share="blind")
     assert [len(segment.allocation.nodes) for segment in made.outcome.segments] == [2, 2]
     assert all(1.0 < fate.slowdown < 2.0 for fate in made.fates)

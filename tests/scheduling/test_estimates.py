@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling.described import MLP, cluster, trace
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from tests.scheduling.described import MLP, cluster, log
+from traincast import FileFormatError, JobLog, RequestError, UnknownNameError
 from traincast.scheduling import Exact, Given, Noisy, User, simulate
 from traincast.scheduling.estimates.forecasts import forecast_durations
 from traincast.scheduling.estimates.sources import forecast_errors, load_estimates, predicted_seconds
 from traincast.scheduling.estimates.stand_ins import load_stand_ins, stand_in_names
-from traincast.scheduling.joblogs.read import Trace
 from traincast.scheduling.sharing.step_times import StepTimes
 
 COLUMNS = "job_id,submit_s,num_gpus,duration_s,model,batch,steps"
@@ -25,10 +24,10 @@ def steps() -> StepTimes:
     return StepTimes(THERE)
 
 
-def scaled(folder: Path, steps: StepTimes, factor: float) -> Trace:
+def scaled(folder: Path, steps: StepTimes, factor: float) -> JobLog:
     """Jobs of one GPU that truly take ``factor`` times as long as is forecast."""
     rows = [f'{at},{at},1,"{MLP}",512,{count}' for at, count in enumerate([9000, 4000, 7000, 2000, 8000, 1000])]
-    found = forecast_durations(trace(folder, *rows), THERE, steps=steps)
+    found = forecast_durations(log(folder, *rows), THERE, steps=steps)
     return found.with_columns(numbers={"duration_s": found.numbers["duration_s"] * factor})
 
 
@@ -79,13 +78,13 @@ def test_a_history_teaches_the_scale_of_each_model(tmp_path: Path, steps: StepTi
 
 
 def test_a_history_without_durations_is_refused(tmp_path: Path, steps: StepTimes) -> None:
-    jobs = trace(tmp_path, f'a,0,1,"{MLP}",512,10')
+    jobs = log(tmp_path, f'a,0,1,"{MLP}",512,10')
     with pytest.raises(RequestError, match="no job with a duration to learn from"):
         predicted_seconds(jobs, THERE, steps=steps, history=jobs)
 
 
 def test_jobs_without_a_description_cannot_be_predicted(tmp_path: Path) -> None:
-    jobs = trace(tmp_path, f'a,0,1,9,"{MLP}",8,5', "b,0,1,9,,,", columns=COLUMNS)
+    jobs = log(tmp_path, f'a,0,1,9,"{MLP}",8,5', "b,0,1,9,,,", columns=COLUMNS)
     with pytest.raises(RequestError, match=r"1 job of 2 cannot be forecast, line 3 \(job b\) first"):
         load_estimates("predicted", jobs, THERE)
 
@@ -100,7 +99,7 @@ def test_errors_are_told_for_each_model(tmp_path: Path, steps: StepTimes) -> Non
 
 
 def test_stand_ins_turn_a_batch_per_gpu_into_one_of_all(tmp_path: Path) -> None:
-    jobs = trace(tmp_path, "a,0,4,9,ResNet-50,16,1000", "b,0,1,9,CycleGAN,,10", columns=COLUMNS)
+    jobs = log(tmp_path, "a,0,4,9,ResNet-50,16,1000", "b,0,1,9,CycleGAN,,10", columns=COLUMNS)
     found = load_stand_ins("gavel").described(jobs)
     assert found["model"].tolist() == ["resnet50", "unet:channels=3,classes=3,padded=true,norm=true,resolution=256"]
     assert found["batch"].tolist() == [64, 7]
@@ -108,7 +107,7 @@ def test_stand_ins_turn_a_batch_per_gpu_into_one_of_all(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_predicted_by_stand_ins(tmp_path: Path) -> None:
-    jobs = trace(tmp_path, "a,0,1,9,ResNet-50,16,100", "b,0,1,9,ResNet-50,8,100", columns=COLUMNS)
+    jobs = log(tmp_path, "a,0,1,9,ResNet-50,16,100", "b,0,1,9,ResNet-50,8,100", columns=COLUMNS)
     found = load_estimates("predicted:gavel", jobs, THERE)
     fp32 = StepTimes(THERE, precision="fp32", runtime="pytorch-1")
     assert found == load_estimates("predicted:gavel", jobs, THERE, steps=fp32)
@@ -130,7 +129,7 @@ refused = "a game takes the time"
 
 def test_samples_that_the_training_process_prepares_add_their_time(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(OWN)
-    jobs = trace(tmp_path, "a,0,1,9,slow,8,100", "b,0,1,9,plain,8,100", "c,0,2,9,slow,8,100", columns=COLUMNS)
+    jobs = log(tmp_path, "a,0,1,9,slow,8,100", "b,0,1,9,plain,8,100", "c,0,2,9,slow,8,100", columns=COLUMNS)
     found = load_stand_ins(str(tmp_path / "own.toml")).host_seconds(jobs)
     assert found.tolist() == pytest.approx([8.0, 0.0, 4.0])
     one, other, _ = predicted_seconds(jobs, THERE, stand_ins=load_stand_ins(str(tmp_path / "own.toml"))).tolist()
@@ -141,12 +140,12 @@ def test_jobs_whose_time_is_not_the_device_s_count_as_typical_and_are_named(tmp_
     own = tmp_path / "own.toml"
     own.write_text(OWN)
     lines = ("a,0,1,9,slow,8,100", "b,0,1,9,game,8,900", "c,0,1,9,slow,8,200", "d,0,1,9,slow,8,300")
-    jobs = trace(tmp_path, *lines, columns=COLUMNS)
+    jobs = log(tmp_path, *lines, columns=COLUMNS)
     found = load_estimates(f"predicted:{own}", jobs, THERE)
     assert isinstance(found, Given)
     assert found.by_job["b"] == found.by_job["c"]
     assert found.notes == ("1 job of game not forecast, and taken as typical: a game takes the time",)
-    only = trace(tmp_path, "b,0,1,9,game,8,900", columns=COLUMNS)
+    only = log(tmp_path, "b,0,1,9,game,8,900", columns=COLUMNS)
     with pytest.raises(RequestError, match="no job can be forecast: a game takes the time"):
         load_estimates(f"predicted:{own}", only, THERE)
 
@@ -154,8 +153,8 @@ def test_jobs_whose_time_is_not_the_device_s_count_as_typical_and_are_named(tmp_
 def test_the_past_of_a_model_replaces_a_forecast_that_is_refused(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(OWN)
-    jobs = trace(tmp_path, "a,0,1,9,plain,8,100", "b,0,1,9,game,8,200", columns=COLUMNS)
-    past = trace(tmp_path, "p,0,1,50,game,8,100", "q,0,1,7,plain,8,100", columns=COLUMNS)
+    jobs = log(tmp_path, "a,0,1,9,plain,8,100", "b,0,1,9,game,8,200", columns=COLUMNS)
+    past = log(tmp_path, "p,0,1,50,game,8,100", "q,0,1,7,plain,8,100", columns=COLUMNS)
     found = load_estimates(f"predicted:{own}", jobs, THERE, history=past)
     assert isinstance(found, Given)
     assert found.by_job == pytest.approx({"a": 7.0, "b": 100.0})
@@ -172,7 +171,7 @@ def test_models_of_the_stand_ins_are_in_the_zoo() -> None:
 
 
 def test_a_model_without_a_stand_in_is_refused(tmp_path: Path) -> None:
-    jobs = trace(tmp_path, "a,0,1,9,ResNet-50,16,10", "b,0,1,9,GPT-9,16,10", columns=COLUMNS)
+    jobs = log(tmp_path, "a,0,1,9,ResNet-50,16,10", "b,0,1,9,GPT-9,16,10", columns=COLUMNS)
     with pytest.raises(FileFormatError, match=r"line 3 \(job b\) has the model 'GPT-9'"):
         load_estimates("predicted:gavel", jobs, THERE)
     with pytest.raises(UnknownNameError, match="unknown table of stand-ins 'nobody'"):

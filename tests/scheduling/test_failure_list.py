@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from traincast.scheduling import FailureEvent
-from traincast.scheduling.queue.failure_list import load_failure_events
+from traincast import FailureEvent
+from traincast.scheduling.queue.failures import load_failure_events
 
 
 def test_every_row_is_a_failure(tmp_path: Path) -> None:

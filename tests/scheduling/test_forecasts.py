@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling.described import MLP, cluster, on, trace
+from tests.scheduling.described import MLP, cluster, log, on
+from traincast import Job, RequestError, UnknownNameError, predict
 from traincast.cluster import find_device, find_node
 from traincast.cluster.topology import part_of_node
-from traincast.errors import RequestError, UnknownNameError
-from traincast.forecast import predict
-from traincast.scheduling import Job, simulate
+from traincast.scheduling import simulate
 from traincast.scheduling.estimates.forecasts import ForecastSpeeds, ask_of, forecast_durations, goodput
 from traincast.scheduling.sharing.step_times import NOWHERE, StepTimes, What, Where
 
@@ -67,7 +66,7 @@ def test_half_a_gpu_is_half_as_fast(speeds: ForecastSpeeds) -> None:
 
 
 def test_durations_are_steps_times_the_step_that_predict_gives(tmp_path: Path) -> None:
-    asked = trace(tmp_path, f'a,0,4,"{MLP}",512,1000', f'b,0,1,"{MLP}",64,10')
+    asked = log(tmp_path, f'a,0,4,"{MLP}",512,1000', f'b,0,1,"{MLP}",64,10')
     found = forecast_durations(asked, cluster("2x8:V100"))
     node = find_node(find_device("V100"), 8)
     expected = [
@@ -80,7 +79,7 @@ def test_durations_are_steps_times_the_step_that_predict_gives(tmp_path: Path) -
 
 def test_a_duration_that_is_given_stays(tmp_path: Path) -> None:
     columns = "job_id,submit_s,num_gpus,duration_s,model,batch,steps"
-    asked = trace(tmp_path, "a,0,1,77,no-such-model,8,5", columns=columns)
+    asked = log(tmp_path, "a,0,1,77,no-such-model,8,5", columns=columns)
     assert forecast_durations(asked, cluster("1x8:V100")) is asked
 
 
@@ -88,13 +87,13 @@ def test_a_strategy_that_is_given_is_used(tmp_path: Path) -> None:
     model = "gpt:layers=2,hidden=256,heads=4,vocab=1000,seq=64"
     columns = "job_id;submit_s;num_gpus;model;batch;steps;strategy".replace(";", ",")
     rows = (f'a,0,4,"{model}",16,10,"dp=2,tp=2"', f'b,0,4,"{model}",16,10,')
-    found = forecast_durations(trace(tmp_path, *rows, columns=columns), cluster("1x8:A100"))
+    found = forecast_durations(log(tmp_path, *rows, columns=columns), cluster("1x8:A100"))
     assert found.jobs[0].duration_s != found.jobs[1].duration_s
 
 
 def test_a_job_that_does_not_fit_in_memory_is_refused_in_one_line(tmp_path: Path) -> None:
     big = "gpt:layers=2,hidden=16384,heads=16,vocab=1000,seq=64"
-    asked = trace(tmp_path, f'a,0,1,"{MLP}",8,10', f'b,1,1,"{big}",1,10')
+    asked = log(tmp_path, f'a,0,1,"{MLP}",8,10', f'b,1,1,"{big}",1,10')
     with pytest.raises(RequestError, match=r"line 3 \(job b\): gpt.* does not fit in memory: a GPU needs") as error:
         forecast_durations(asked, cluster("1x8:V100"))
     assert "\n" not in str(error.value)
@@ -104,7 +103,7 @@ def test_a_job_that_does_not_fit_in_memory_is_refused_in_one_line(tmp_path: Path
 def test_a_job_that_fits_only_on_some_gpus_is_bound_to_these(tmp_path: Path) -> None:
     big = "gpt:layers=4,hidden=12288,heads=16,vocab=1000,seq=64"  # too large for a V100 even with states on the host
     both = cluster("2x1:V100+2x1:A100")
-    found = forecast_durations(trace(tmp_path, f'a,0,1,"{big}",1,10'), both)
+    found = forecast_durations(log(tmp_path, f'a,0,1,"{big}",1,10'), both)
     assert found["gpu_type"].tolist() == ["A100"]
     assert "bound to the GPU type on which they can run" in found.notes[-1]
     free = job(1, model=big, batch=1)
@@ -114,7 +113,7 @@ def test_a_job_that_fits_only_on_some_gpus_is_bound_to_these(tmp_path: Path) -> 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot run"):
-        forecast_durations(trace(tmp_path, f'a,0,7,"{MLP}",16,10'), cluster("1x8:V100"))
+        forecast_durations(log(tmp_path, f'a,0,7,"{MLP}",16,10'), cluster("1x8:V100"))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_forecast_is_refused_in_one_line(tmp_path: Path, row: str, nodes: str, said: str) -> None:
     with pytest.raises(RequestError, match=said) as error:
-        forecast_durations(trace(tmp_path, row), cluster(nodes))
+        forecast_durations(log(tmp_path, row), cluster(nodes))
     assert "\n" not in str(error.value)
 
 
@@ -138,9 +137,7 @@ def test_each_distinct_case_is_forecast_once(tmp_path: Path) -> None:
     there = cluster("2x4:V100")
     steps = StepTimes(there)
     told: list[tuple[int, int]] = []
-    found = forecast_durations(
-        trace(tmp_path, *rows), there, steps=steps, progress=lambda *numbers: told.append(numbers)
-    )
+    found = forecast_durations(log(tmp_path, *rows), there, steps=steps, progress=lambda *numbers: told.append(numbers))
     assert steps.num_forecasts == 3
     assert told == [(1, 3), (2, 3), (3, 3)]
     speeds = ForecastSpeeds(steps)
@@ -166,7 +163,7 @@ def test_what_was_prepared_is_not_forecast_again_elsewhere() -> None:
 def test_spreading_a_queue_costs_time_that_consolidating_saves(tmp_path: Path) -> None:
     there = cluster("2x4:V100")
     steps = StepTimes(there)
-    asked = forecast_durations(trace(tmp_path, f'a,0,4,"{MLP}",512,1000'), there, steps=steps)
+    asked = forecast_durations(log(tmp_path, f'a,0,4,"{MLP}",512,1000'), there, steps=steps)
     ends = [
         simulate(asked.jobs, there, placement=placement, speeds=ForecastSpeeds(steps)).fates[0].end_s
         for placement in ("consolidated", "spread")

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.read import Trace, load_jobs
+from traincast import FileFormatError, JobLog
+from traincast.scheduling.joblogs.read import load_jobs
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
 HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
 
 
-def load(folder: Path, name: str, text: str, **options: Any) -> Trace:
+def load(folder: Path, name: str, text: str, **options: Any) -> JobLog:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return load_jobs(path, **options)
 
 
-def rows(trace: Trace, *names: str) -> list[tuple[object, ...]]:
-    return list(zip(*(trace[name].tolist() for name in names), strict=True))
+def rows(log: JobLog, *names: str) -> list[tuple[object, ...]]:
+    return list(zip(*(log[name].tolist() for name in names), strict=True))
 
 
 def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
@@ -62,37 +62,37 @@ PHILLY = [
 
 @pytest.mark.parametrize("indent", [None, 4])
 def test_a_job_of_philly_runs_for_the_sum_of_its_attempts(indent: int | None, tmp_path: Path) -> None:
-    trace = load(tmp_path, "cluster_job_log", json.dumps(PHILLY, indent=indent))
-    assert trace.format == "philly"
-    assert rows(trace, "job_id", "submit_s", "num_gpus", "duration_s", "status") == [
+    log = load(tmp_path, "cluster_job_log", json.dumps(PHILLY, indent=indent))
+    assert log.format == "philly"
+    assert rows(log, "job_id", "submit_s", "num_gpus", "duration_s", "status") == [
         ("application_0", 0.0, 16.0, 10.0, "Pass"),
         ("application_1", 10.0, 8.0, 74.0 + 2 * 86400 + 5 * 3600 + 39 * 60 + 42, "Pass"),
         ("failed", 2911.0, 1.0, 0.5, "Failed"),
     ]
-    assert (trace.jobs[0].vc, trace.jobs[0].user) == ("ee9e8c", "ce2f4c")
-    assert [note.removeprefix(f"{trace.path}: ") for note in trace.notes] == [
+    assert (log.jobs[0].vc, log.jobs[0].user) == ("ee9e8c", "ce2f4c")
+    assert [note.removeprefix(f"{log.path}: ") for note in log.notes] == [
         "1 job logged as 0 s counts as 0.5 s",
         "4 jobs left out: 1 that never ran, 1 still running when the log ends, 1 without a start or an end, "
         "1 without GPUs",
         "jobs were not in order of submission: sorted by submit_s",
     ]
-    assert trace.where(0) == "entry 2 (job application_0)"
+    assert log.where(0) == "entry 2 (job application_0)"
 
 
 def test_a_job_of_philly_without_submission_is_refused_with_its_entry(tmp_path: Path) -> None:
-    log = json.dumps(
+    written = json.dumps(
         [philly_job("a", "None", attempt("2017-10-07 02:00:00", "2017-10-07 02:10:00", 1)), PHILLY[0], {"jobid": 1}]
     )
     with pytest.raises(FileFormatError, match="entry 3 lacks submitted_time"):
-        load(tmp_path, "log.json", log)
-    trace = load(tmp_path, "log.json", log, drop_invalid=True)
-    assert trace["job_id"].tolist() == ["application_1"]
-    assert "entry 1 (job a) has nothing" in trace.notes[0]
-    assert trace.notes[1].endswith("1 job left out: 1 without what a job of Philly has")
+        load(tmp_path, "log.json", written)
+    log = load(tmp_path, "log.json", written, drop_invalid=True)
+    assert log["job_id"].tolist() == ["application_1"]
+    assert "entry 1 (job a) has nothing" in log.notes[0]
+    assert log.notes[1].endswith("1 job left out: 1 without what a job of Philly has")
 
 
 def test_helios_keeps_failed_and_cancelled_jobs_and_leaves_out_those_without_gpus(tmp_path: Path) -> None:
-    trace = load(
+    log = load(
         tmp_path,
         "cluster_log.csv",
         HELIOS
@@ -103,18 +103,18 @@ def test_helios_keeps_failed_and_cancelled_jobs_and_leaves_out_those_without_gpu
         + "1425515,uzqls,vcpDC,2,1,1,CANCELLED,2020-06-09 18:41:30,,2020-06-09 18:41:39,,9\n"
         + "1425516,uzqls,vcpDC,2,1,1,FAILED,2020-06-09 18:41:31,2020-06-09 18:41:31,2020-06-09 18:41:31,0,0\n",
     )
-    assert trace.format == "helios"
-    assert rows(trace, "job_id", "submit_s", "num_gpus", "duration_s", "status", "vc", "user") == [
+    assert log.format == "helios"
+    assert rows(log, "job_id", "submit_s", "num_gpus", "duration_s", "status", "vc", "user") == [
         ("1425511", 0.0, 1.0, 36848.0, "COMPLETED", "vcJkd", "uXBbc"),
         ("1425512", 26.0, 4.0, 249.0, "FAILED", "vchbv", "uVMrF"),
         ("1425513", 27.0, 16.0, 674633.0, "CANCELLED", "vcpDC", "uzqls"),
         ("1425516", 30.0, 2.0, 0.5, "FAILED", "vcpDC", "uzqls"),
     ]
-    assert [note.removeprefix(f"{trace.path}: ") for note in trace.notes] == [
+    assert [note.removeprefix(f"{log.path}: ") for note in log.notes] == [
         "1 job logged as 0 s counts as 0.5 s",
         "2 jobs left out: 1 without GPUs, 1 that never ran",
     ]
-    assert trace.lines.tolist() == [2, 3, 4, 7]
+    assert log.lines.tolist() == [2, 3, 4, 7]
 
 
 TASKS = (
@@ -135,23 +135,23 @@ PAI_NOTES = [
 
 
 def test_a_job_of_pai_is_all_its_tasks_with_gpus(tmp_path: Path) -> None:
-    trace = load(tmp_path, "pai_task_table.csv", TASKS)
-    assert trace.format == "pai"
-    assert rows(trace, "job_id", "submit_s", "num_gpus", "duration_s", "status", "gpu_type") == [
+    log = load(tmp_path, "pai_task_table.csv", TASKS)
+    assert log.format == "pai"
+    assert rows(log, "job_id", "submit_s", "num_gpus", "duration_s", "status", "gpu_type") == [
         ("j3", 50.0, 3.0, 10.0, "Terminated", ""),
         ("j1", 110.0, 3.0, 120.0, "Terminated", ""),
         ("j2", 1739162.0, 0.5, 38.0, "Terminated", ""),
     ]
-    assert [note.removeprefix(f"{trace.path}: ") for note in trace.notes[:2]] == PAI_NOTES
-    assert trace.where(1) == "line 2 (job j1)"
+    assert [note.removeprefix(f"{log.path}: ") for note in log.notes[:2]] == PAI_NOTES
+    assert log.where(1) == "line 2 (job j1)"
 
 
 def test_submission_user_and_status_come_from_the_table_of_jobs_beside_pais_tasks(tmp_path: Path) -> None:
     (tmp_path / "pai_job_table.csv").write_text(LAUNCHES, encoding="utf-8")
     (tmp_path / "pai_task_table.csv").write_text(TASKS, encoding="utf-8")
     for path in (tmp_path, tmp_path / "pai_task_table.csv", tmp_path / "pai_job_table.csv"):
-        trace = load_jobs(path)
-        assert rows(trace, "job_id", "submit_s", "duration_s", "user", "status") == [
+        log = load_jobs(path)
+        assert rows(log, "job_id", "submit_s", "duration_s", "user", "status") == [
             ("j3", 50.0, 10.0, "", "Terminated"),
             ("j1", 90.0, 120.0, "u1", "Failed"),
             ("j2", 1739000.0, 38.0, "u2", "Terminated"),
@@ -160,7 +160,7 @@ def test_submission_user_and_status_come_from_the_table_of_jobs_beside_pais_task
 
 def test_instances_of_pai_say_when_they_ran(tmp_path: Path) -> None:
     (tmp_path / "pai_task_table.csv").write_text(TASKS, encoding="utf-8")
-    trace = load(
+    log = load(
         tmp_path,
         "pai_instance_table.csv",
         "j1,ps,a,w0,i1,Terminated,100.0,250.0,m1\n"
@@ -169,7 +169,7 @@ def test_instances_of_pai_say_when_they_ran(tmp_path: Path) -> None:
         "j2,tensorflow,d,w3,i2,Terminated,1739165.0,1739200.0,m3\n"
         "j9,worker,e,w4,i9,Terminated,1.0,2.0,m3\n",
     )
-    assert rows(trace, "job_id", "submit_s", "num_gpus", "duration_s") == [
+    assert rows(log, "job_id", "submit_s", "num_gpus", "duration_s") == [
         ("j1", 115.0, 3.0, 80.0),
         ("j2", 1739165.0, 0.5, 35.0),
     ]
@@ -177,13 +177,13 @@ def test_instances_of_pai_say_when_they_ran(tmp_path: Path) -> None:
 
 def test_tables_of_pai_with_a_header_are_read_too(tmp_path: Path) -> None:
     header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
-    trace = load(tmp_path, "tasks.csv", header + TASKS)
-    assert len(trace) == 3
-    assert trace.where(0) == "line 6 (job j3)"
+    log = load(tmp_path, "tasks.csv", header + TASKS)
+    assert len(log) == 3
+    assert log.where(0) == "line 6 (job j3)"
 
 
 def test_pods_of_openb_share_gpus_and_keep_their_types(tmp_path: Path) -> None:
-    trace = load(
+    log = load(
         tmp_path,
         "openb_pod_list_default.csv",
         PODS
@@ -194,14 +194,14 @@ def test_pods_of_openb_share_gpus_and_keep_their_types(tmp_path: Path) -> None:
         + "openb-pod-0005,16000,32768,0,0,,LS,Running,9967059,9968575,9967063\n"
         + "openb-pod-0061,16000,32768,1,1000,,BE,Pending,10001278,12902960,\n",
     )
-    assert trace.format == "openb"
-    assert rows(trace, "job_id", "submit_s", "num_gpus", "duration_s", "vc", "status", "gpu_type") == [
+    assert log.format == "openb"
+    assert rows(log, "job_id", "submit_s", "num_gpus", "duration_s", "vc", "status", "gpu_type") == [
         ("openb-pod-0000", 0.0, 1.0, 12537496.0, "LS", "Running", ""),
         ("openb-pod-0001", 427061.0, 0.46, 12475899.0, "LS", "Running", ""),
         ("openb-pod-0017", 9437497.0, 8.0, 1332357.0, "Burstable", "Succeeded", ""),
         ("openb-pod-0035", 9967058.0, 1.0, 1512.0, "LS", "Failed", "V100M16|V100M32"),
     ]
-    assert trace.notes == (f"{trace.path}: 2 jobs left out: 1 without GPUs, 1 that never ran",)
+    assert log.notes == (f"{log.path}: 2 jobs left out: 1 without GPUs, 1 that never ran",)
 
 
 SWF = (
@@ -218,16 +218,16 @@ SWF = (
 
 
 def test_processors_of_the_standard_workload_format_are_gpus(tmp_path: Path) -> None:
-    trace = load(tmp_path, "log.swf", SWF)
-    assert trace.format == "swf"
-    assert rows(trace, "job_id", "submit_s", "num_gpus", "duration_s", "user", "vc", "status") == [
+    log = load(tmp_path, "log.swf", SWF)
+    assert log.format == "swf"
+    assert rows(log, "job_id", "submit_s", "num_gpus", "duration_s", "user", "vc", "status") == [
         ("1", 0.0, 4.0, 100.0, "3", "2", "completed"),
         ("2", 50.0, 8.0, 20.0, "4", "", "failed"),
         ("3", 60.0, 1.0, 0.5, "4", "1", "completed"),
     ]
-    assert [job.estimate_s for job in trace.jobs] == [300.0, None, None]
-    assert trace.lines.tolist() == [4, 5, 6]
-    assert [note.removeprefix(f"{trace.path}: ") for note in trace.notes] == [
+    assert [job.estimate_s for job in log.jobs] == [300.0, None, None]
+    assert log.lines.tolist() == [4, 5, 6]
+    assert [note.removeprefix(f"{log.path}: ") for note in log.notes] == [
         "1 job logged as 0 s counts as 0.5 s",
         "3 jobs left out: 2 that never ran, 1 without processors",
     ]
@@ -238,9 +238,9 @@ def test_the_standard_workload_format_is_known_without_comments(tmp_path: Path) 
 
 
 def test_damaged_lines_of_the_standard_workload_format_are_left_out_when_asked(tmp_path: Path) -> None:
-    trace = load(tmp_path, "log.swf", SWF + "7 100 x\n", drop_invalid=True)
-    assert len(trace) == 3
-    assert trace.notes[-1].endswith(
+    log = load(tmp_path, "log.swf", SWF + "7 100 x\n", drop_invalid=True)
+    assert len(log) == 3
+    assert log.notes[-1].endswith(
         "4 jobs left out: 1 on lines without 18 numbers, 2 that never ran, 1 without processors"
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.scheduling.queues import queue
-from traincast.scheduling import SharedCluster, simulate
-from traincast.scheduling.output import write_jobs
+from traincast import SharedCluster
+from traincast.scheduling import simulate
+from traincast.scheduling.queue.outcome import write_jobs
 
 
 def test_numbers_are_whole_or_have_all_their_digits(tmp_path: Path) -> None:

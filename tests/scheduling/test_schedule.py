@@ -1,4 +1,4 @@
-"""One call takes a trace to figures, whatever the trace and the cluster are given as."""
+"""One call takes a log to figures, whatever the log and the cluster are given as."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 
 import traincast
 from tests.scheduling.queues import job, queue
-from traincast.errors import RequestError
-from traincast.scheduling import FailureEvent, Failures, Policy, SharedCluster, State, simulate
+from traincast import FailureEvent, Failures, Policy, RequestError, SharedCluster, schedule
+from traincast.scheduling import State, simulate
 from traincast.scheduling.joblogs.read import load_jobs
-from traincast.scheduling.schedule import load_shared_cluster, read_trace, scaled, schedule
+from traincast.scheduling.schedule import load_shared_cluster, read_log, scaled
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs.csv"
 
 
 def test_a_file_a_trace_and_a_list_of_jobs_give_equal_schedules() -> None:
-    trace = load_jobs(JOBS)
-    fates = [schedule(jobs, nodes=2, gpus_per_node=8, policy="easy").fates for jobs in (JOBS, str(JOBS), trace)]
-    fates.append(schedule(trace.jobs, nodes=2, gpus_per_node=8, policy="easy").fates)
+    log = load_jobs(JOBS)
+    fates = [schedule(jobs, nodes=2, gpus_per_node=8, policy="easy").fates for jobs in (JOBS, str(JOBS), log)]
+    fates.append(schedule(log.jobs, nodes=2, gpus_per_node=8, policy="easy").fates)
     assert all(found == fates[0] for found in fates)
-    assert fates[0] == simulate(trace.jobs, SharedCluster.uniform(2, 8), policy="easy").fates
+    assert fates[0] == simulate(log.jobs, SharedCluster.uniform(2, 8), policy="easy").fates
 
 
 def test_nodes_may_be_a_number_a_text_a_file_or_a_cluster(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_racks_types_and_quotas_are_added_to_nodes_that_have_none() -> None:
 
 def test_a_higher_load_moves_submissions_and_deadlines_together() -> None:
     jobs = [job(100, 1, 10, job_id="a"), job(300, 1, 10, job_id="b", deadline_s=350.0)]
-    trace = scaled(read_trace(jobs), 2.0)
-    assert trace["submit_s"].tolist() == [100, 200]
-    assert trace["deadline_s"].tolist()[1] == 250
+    log = scaled(read_log(jobs), 2.0)
+    assert log["submit_s"].tolist() == [100, 200]
+    assert log["deadline_s"].tolist()[1] == 250
 
 
 def test_jobs_as_columns_keep_all_that_they_have() -> None:
@@ -59,7 +59,7 @@ def test_jobs_as_columns_keep_all_that_they_have() -> None:
         job(5, 0.5, 10, job_id="a", vc="x", priority=2.0, estimate_s=12.0, gpu_type="T4", user="u"),
         job(7, 2, 10, job_id="b", min_gpus=1, max_gpus=4, model="m", batch=8, strategy="dp=2", steps=3.0),
     ]
-    assert list(read_trace(jobs).jobs) == jobs
+    assert list(read_log(jobs).jobs) == jobs
 
 
 def test_jobs_that_are_described_take_longer_where_they_are_spread(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.scheduling.described import MLP, cluster, trace
+from tests.scheduling.described import MLP, cluster, log
 from tests.scheduling.queues import queue
-from traincast.errors import RequestError
+from traincast import FailureLaw, Failures, Job, RequestError, SharedCluster
 from traincast.imports import import_callable
-from traincast.scheduling import FailureLaw, Failures, Given, Job, SharedCluster, measure, simulate
+from traincast.scheduling import Given, measure, simulate
 from traincast.scheduling.estimates.forecasts import ForecastSpeeds, forecast_durations
 from traincast.scheduling.sharing.step_times import StepTimes
 from traincast.scheduling.study import SETUP, regrets, run_study
@@ -153,7 +153,7 @@ def test_what_cannot_be_studied_is_refused_before_anything_runs(settings: dict[s
 def test_forecast_speeds_are_ready_before_workers_begin(tmp_path: Path) -> None:
     there = cluster("2x4:V100")
     steps = StepTimes(there)
-    asked = trace(tmp_path, f'a,0,4,"{MLP}",512,1000', f'b,0,2,"{MLP}",512,500')
+    asked = log(tmp_path, f'a,0,4,"{MLP}",512,1000', f'b,0,2,"{MLP}",512,500')
     jobs = forecast_durations(asked, there, steps=steps).jobs
     settings: dict[str, Any] = {"policies": ["fifo"], "placements": ["consolidated", "spread"]}
     here = run_study(jobs, there, speeds=ForecastSpeeds(steps), **settings)

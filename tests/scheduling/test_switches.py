@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling.described import MLP, on, trace
+from tests.scheduling.described import MLP, log, on
 from tests.scheduling.queues import queue
-from traincast.errors import RequestError
-from traincast.scheduling import Job, PlacedGpus, SharedCluster, simulate
-from traincast.scheduling.schedule import load_shared_cluster, schedule
+from traincast import Job, RequestError, SharedCluster, schedule
+from traincast.scheduling import PlacedGpus, simulate
+from traincast.scheduling.schedule import load_shared_cluster
 from traincast.scheduling.sharing.contention import ForecastContention, Guest, MeetingPlace
 from traincast.scheduling.sharing.step_times import StepTimes, What, Where
 from traincast.scheduling.space.nodes import load_nodes
@@ -105,7 +105,7 @@ def test_forecast_jobs_slow_one_another_down_by_what_both_send_through_an_uplink
 
 def test_a_larger_uplink_never_slows_a_queue(tmp_path: Path) -> None:
     rows = (f'{name},0,24,"{MLP}",2400,2000' for name in "abcd")
-    jobs = trace(tmp_path, *rows)
+    jobs = log(tmp_path, *rows)
     made = [
         schedule(
             jobs, nodes="12x8:V100", hardware={"V100": "p3.16xlarge"}, nodes_per_rack=2, uplink=rate * GBIT,

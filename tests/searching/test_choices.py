@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import devices
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError, UnknownNameError
-from traincast.searching.choices import clusters_to_try, parse_nodes
+from traincast import RequestError, UnknownNameError, load_cluster
+from traincast.searching.places import clusters_to_try, parse_nodes
 
 
 @pytest.mark.parametrize(

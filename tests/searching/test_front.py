@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.searching.problems import DEEP, exhausted
-from traincast.searching.front import influence, pareto_rows
+from traincast.searching.ranking import influence, pareto_rows
 from traincast.searching.space import AXES
 
 

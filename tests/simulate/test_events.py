@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.errors import SimulationError
+from traincast import SimulationError
 from traincast.simulate import events
 from traincast.simulate.event_state import Uses
 from traincast.simulate.events import execute_events

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast.testbed.network.janitor import NAMESPACES, PREFIX
-from traincast.testbed.network.network import why_not_shaped
+from traincast.processes.janitor import NAMESPACES, PREFIX
+from traincast.testbed.network import why_not_shaped
 
 needs_shaping = pytest.mark.skipif(bool(why_not_shaped()), reason=why_not_shaped() or "can be shaped")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc, which only Linux has")

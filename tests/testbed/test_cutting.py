@@ -6,8 +6,7 @@ import pytest
 
 from tests.testbed.runs import forecast_for
 from tests.testbed.test_activity import spans_of
-from traincast.testbed.activity import predicted_spans
-from traincast.testbed.cutting import aligned, blocking_classes, groups_of, without_waiting
+from traincast.testbed.activity import aligned, blocking_classes, groups_of, predicted_spans, without_waiting
 
 
 def test_a_collective_begins_when_its_last_rank_calls_it() -> None:

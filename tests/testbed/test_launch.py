@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.conftest import comes_true, commands_with, namespaces_of, needs_shaping, on_linux
-from traincast.errors import TraincastError
-from traincast.testbed.network.network import loopback, shaped
+from traincast import TraincastError
+from traincast.testbed.network import loopback, shaped
 from traincast.testbed.rank.launch import launch
 
 TELLS = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -110,7 +110,7 @@ def test_urgent_ranks_run_before_usual_processes(urgent: bool) -> None:
 
 OWNER = """
 import signal, sys
-from traincast.testbed.launch import launch
+from traincast.testbed.rank.launch import launch
 from traincast.testbed.network import loopback, shaped
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 word = sys.argv[1]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
 import pytest
 
+from tests.testbed import goodput
 from tests.testbed.conftest import namespaces_of, needs_shaping
-from traincast.errors import RequestError
-from traincast.testbed.network import network as networks
-from traincast.testbed.network.goodput import measure_messages
-from traincast.testbed.network.janitor import NAMESPACES, sweep
-from traincast.testbed.network.network import loopback, shaped
+from tests.testbed.goodput import measure_messages
+from traincast import RequestError
+from traincast.processes import enter, janitor
+from traincast.processes.janitor import NAMESPACES, sweep
+from traincast.testbed.network import loopback, shaped
 
 
 def shown(*words: str) -> str:
@@ -118,7 +118,7 @@ def test_the_goodput_of_loopback_and_of_a_link_differ() -> None:
 
 
 def test_the_programs_of_the_testbed_need_only_the_standard_library() -> None:
-    for name in ("janitor", "enter", "goodput"):
-        path = Path(networks.__file__).with_name(f"{name}.py")
-        code = f"import runpy, sys; runpy.run_path({str(path)!r}); sys.exit('traincast' in sys.modules)"
+    for module in (janitor, enter, goodput):
+        path = str(module.__file__)
+        code = f"import runpy, sys; runpy.run_path({path!r}); sys.exit('traincast' in sys.modules)"
         subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)

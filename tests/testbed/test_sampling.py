@@ -15,14 +15,13 @@ from click.testing import CliRunner
 
 import traincast
 from tests.testbed.conftest import on_linux
+from traincast import FileFormatError, RequestError
 from traincast.cli.resources_compare import compare as compare_verb
 from traincast.cli.run_resources import sampled_run
-from traincast.errors import FileFormatError, RequestError
+from traincast.processes.forked import ForkedProcess
 from traincast.profiling.monitor.device_counter import DeviceCounter, DeviceReader
 from traincast.testbed.folder import read_run_folder
-from traincast.testbed.parallel.counted import CountedPasses
-from traincast.testbed.rank.forked import ForkedProcess
-from traincast.testbed.rank.serving import server_job, window_of
+from traincast.testbed.rank.serving import CountedPasses, server_job, window_of
 from traincast.testbed.request import RunRequest
 from traincast.testbed.run import cluster_text, run
 from traincast.testbed.sampling import READING_COLUMNS, RESOURCES, RankReading, write_readings
@@ -147,7 +146,7 @@ def test_a_worker_with_servers_counts_the_bytes_of_all_its_operators(tmp_path: P
 
 def test_the_window_of_servers_has_whole_steps_of_all_workers() -> None:
     from traincast.strategy.servers.tasks import ServerRole
-    from traincast.testbed.parallel.server_spans import ServerSpan
+    from traincast.testbed.parallel.servers import ServerSpan
 
     spans = [
         ServerSpan(role, step, worker, -1, 0, -1, step + 0.1 * worker + late, step + 0.1 * worker + late + 0.2, 0.0)

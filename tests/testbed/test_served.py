@@ -12,9 +12,8 @@ from torch import nn
 
 from tests.testbed.serving import setup_of
 from traincast.strategy.servers.setup import Piece
-from traincast.testbed.parallel.served import BlockPasses, SgdUpdates, parameters_of, shard_weights
-from traincast.testbed.parallel.server_spans import ServerSpan
-from traincast.testbed.parallel.servers import run_servers, shards_of
+from traincast.testbed.parallel.servers import ServerSpan, run_servers, shards_of
+from traincast.testbed.rank.serving import BlockPasses, SgdUpdates, parameters_of, shard_weights
 
 STEPS, RATE = 4, 0.1
 

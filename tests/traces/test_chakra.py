@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 from tests.traces.made import device_bound, pair_of_ranks
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.traces.changes.hosts import FasterHost
-from traincast.traces.files.chakra import read_chakra, write_chakra
-from traincast.traces.files.wire import bytes_field, delimited, number_field, read_varint, varint
+from traincast.traces.files.chakra import (
+    bytes_field,
+    delimited,
+    number_field,
+    read_chakra,
+    read_varint,
+    varint,
+    write_chakra,
+)
 from traincast.traces.recording.couple import couple
 from traincast.traces.recording.record import record
 from traincast.traces.replay import run

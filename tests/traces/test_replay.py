@@ -13,8 +13,7 @@ from traincast.traces.changes.edit import scale, select
 from traincast.traces.recording.couple import couple
 from traincast.traces.recording.record import record
 from traincast.traces.recording.recording import Recording, TaskRole
-from traincast.traces.recording.to_plan import to_plan
-from traincast.traces.replay import measured_pace_s, replay, run
+from traincast.traces.replay import measured_pace_s, replay, run, to_plan
 from traincast.work import Recorded
 
 

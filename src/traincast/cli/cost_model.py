@@ -29,13 +29,13 @@ def inspector_in(bundles: Sequence[str], *, wanted: bool) -> tuple[tuple[str, ..
     refused when these are read.
     """
     from traincast.errors import FileFormatError, RequestError
-    from traincast.estimate.bundle import bundle_kind
+    from traincast.estimate.bundle import kind_of_bundle
 
     times: list[str] = []
     inspectors: list[str] = []
     for path in bundles:
         try:
-            kind = "resources" if path == "shipped" else bundle_kind(Path(path))
+            kind = "resources" if path == "shipped" else kind_of_bundle(Path(path))
         except FileFormatError:
             kind = "unknown"
         (inspectors if kind == "resources" else times).append(path)

@@ -59,7 +59,6 @@ def fit() -> None:
 @options.seed("The held-out rows and the training depend on it.")
 @options.workers("Each fits one cell at a time.", default=1)
 @options.json()
-@options.renamed("fit operators")
 def operators(
     files: tuple[str, ...],
     output: str,
@@ -214,7 +213,6 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
 @options.rivals()
 @options.seed("The held-out configurations depend on it.")
 @options.json()
-@options.renamed("fit collectives")
 def collectives(
     file: str, output: str, adapt: bool | None, prior: tuple[str, ...], rivals: bool, seed: int, as_json: bool
 ) -> None:

@@ -20,7 +20,7 @@ from traincast.resources.curves import HZ
 
 if TYPE_CHECKING:
     from traincast.profiling.monitor.sample import Monitored
-    from traincast.resources.monitored import MonitoredUse
+    from traincast.resources.sampled import MonitoredUse
 
 LEAST_HZ: Final = 10.0
 MOST_HZ: Final = 100.0
@@ -105,7 +105,7 @@ def monitor(
         raise RequestError(f"--hz {hz:g}: expected {LEAST_HZ:g} to {MOST_HZ:g} samples per second")
     from traincast.profiling.monitor.network import link_rate as detected
     from traincast.profiling.monitor.sample import monitor as sample
-    from traincast.resources.monitored import use_of_command
+    from traincast.resources.sampled import use_of_command
     from traincast.testbed.request import rate_of
 
     rate = detected() if link_rate is None else rate_of(link_rate, "--link-rate")

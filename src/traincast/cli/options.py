@@ -1,8 +1,7 @@
 """The options of the command line that several verbs share: one name, one type and one meaning on every verb.
 
 The help of a shared option starts with the same sentence on every verb; a verb may add another. One parser reads each
-kind of value: :class:`Count`, :class:`Time`, :class:`Seed`. An option's earlier name is refused, and the error states
-the current name (:data:`RENAMED`).
+kind of value: :class:`Count`, :class:`Time`, :class:`Seed`.
 """
 
 from __future__ import annotations
@@ -27,21 +26,6 @@ class Decorator(Protocol):
 
 
 _LARGEST_SEED: Final = 2**31 - 1
-
-RENAMED: Final[dict[str, dict[str, str]]] = {
-    "predict": {"--shard": "--shard-rule MODULE=ROLE"},
-    "fit operators": {"--compare": "--rivals", "--jobs": "--workers N"},
-    "fit collectives": {"--compare": "--rivals"},
-    "profile operators": {
-        "--seconds": "--time-limit TIME, such as --time-limit 10min",
-        "--steps": "--timed-steps N",
-        "--samples": "--layers-per-type N",
-    },
-    "profile collectives": {"--seconds": "--time-limit TIME, such as --time-limit 10min"},
-    "profile opset": {"--samples": "--layers-per-type N"},
-}
-"""For each verb, the earlier name of each renamed option and the text that replaces it."""
-
 
 if TYPE_CHECKING:
     _Whole = click.ParamType[int]
@@ -103,31 +87,6 @@ COUNT: Final = Count()
 WORKERS: Final = Count(most=1024)
 TIME: Final = Time()
 SEED: Final = Seed()
-
-
-def renamed(verb: str) -> Decorator:
-    """Refuse the earlier names of a verb's options; the error states the current ones."""
-
-    def refuse(_: click.Context, param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"{param.opts[0]} is now {RENAMED[verb][param.opts[0]]}")
-
-    def decorate(function: F) -> F:
-        for old in reversed(RENAMED[verb]):
-            function = click.option(
-                old,
-                f"old_{old.strip('-').replace('-', '_')}",
-                hidden=True,
-                expose_value=False,
-                is_eager=True,
-                is_flag=False,
-                flag_value="",  # with or without a value: both are refused
-                callback=refuse,
-                help="An earlier name, which is refused.",
-            )(function)
-        return function
-
-    return decorate
 
 
 def example(words: str) -> str:

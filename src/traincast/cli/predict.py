@@ -92,7 +92,6 @@ _READABLE_SPANS = 150_000
 @options.no_cache()
 @options.explain()
 @options.json()
-@options.renamed("predict")
 def predict(
     model: str,
     cluster: str,

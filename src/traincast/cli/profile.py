@@ -84,7 +84,6 @@ profile.add_command(machine)
 @options.source()
 @options.output("the table (.parquet).")
 @options.json()
-@options.renamed("profile operators")
 def operators(
     sources: str,
     batch: int,
@@ -211,7 +210,6 @@ def operators(
 )
 @options.output("the table (.parquet); rank 0 writes it.")
 @options.json()
-@options.renamed("profile collectives")
 def collectives(
     ops: str | None,
     sizes: str,
@@ -330,7 +328,6 @@ def _pattern(line: Mapping[str, Any]) -> str:
 @click.option("--families", is_flag=True, help="Print how many operators of each type the CNN families have.")
 @options.output("the operator set (.json); `traincast profile operators --from` reads it.", required=False)
 @options.json()
-@options.renamed("profile opset")
 def opset(
     layers_per_type: int,
     size: str,
@@ -345,9 +342,7 @@ def opset(
 
     Their sizes are those of published layers and others close to them.
     """
-    from traincast.profiling.operators.opset import operator_set_by_type
-    from traincast.profiling.operators.opset_families import operators_by_family
-    from traincast.profiling.operators.opset_files import save_operator_set
+    from traincast.profiling.operators.opset import operator_set_by_type, operators_by_family, save_operator_set
     from traincast.profiling.rows import PHASES
 
     if output is not None and not output.endswith(".json"):

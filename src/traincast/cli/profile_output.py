@@ -17,7 +17,7 @@ from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.graph import Operator
-    from traincast.profiling.outcome import Profile, Progress
+    from traincast.profiling.output import Profile, Progress
 
 
 _SHOWN_FAILURES = 12
@@ -110,7 +110,7 @@ def phase_counts(operators: Sequence[Operator]) -> list[str]:
 
 def show_families() -> None:
     """Print how many operators of each type the families of convolutional networks have."""
-    from traincast.profiling.operators.opset_families import COLUMNS, operators_by_family
+    from traincast.profiling.operators.opset import COLUMNS, operators_by_family
 
     rows = [[name, *(str(n.get(c, 0)) for c in COLUMNS)] for name, n in operators_by_family().items()]
     print_table("distinct forward operators", ("family", *COLUMNS), rows, right=range(1, len(COLUMNS) + 1))

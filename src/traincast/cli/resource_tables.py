@@ -50,13 +50,13 @@ class Drawn:
 
     def page_data(self) -> dict[str, Any]:
         """Return the data of a page's curves."""
-        from traincast.resources.output import page_data
+        from traincast.resources.forecasting import page_data
 
         return page_data(self.forecast, self.exact)
 
     def write_csv(self, path: Path) -> None:
         """Write the sampled curves of all ranks and nodes."""
-        from traincast.resources.output import curves_csv
+        from traincast.resources.forecasting import curves_csv
 
         write_text(path, curves_csv(self.forecast.curves))
 

@@ -15,8 +15,7 @@ from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.comparing import ResourceComparison, compared, compared_figures
 from traincast.resources.curves import Curves
 from traincast.resources.forecasting import forecast_curves
-from traincast.resources.readings import RankPeaks, read_counters
-from traincast.resources.sampled import Counters, mean_step, observed
+from traincast.resources.sampled import Counters, RankPeaks, mean_step, observed, read_counters
 from traincast.schema import convert
 from traincast.testbed.compare import cost_model_of, forecast_of
 from traincast.testbed.folder import RunFolder, read_run_folder

@@ -1,4 +1,4 @@
-"""``traincast schedule``: replay a job trace on a shared cluster under one or several policies."""
+"""``traincast schedule``: replay a job log on a shared cluster under one or several policies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Replay a job trace on a cluster under a scheduling policy.",
+    short_help="Replay a job log on a cluster under a scheduling policy.",
     epilog=options.example("schedule jobs.csv --nodes 2x8 --compare fifo,sjf,easy --html queue.html"),
 )
 @click.argument("jobs")
@@ -101,14 +101,14 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Format of JOBS: native, philly, helios, pai, openb or swf. Detected from the file if omitted.",
 )
-@click.option("--drop-invalid", is_flag=True, help="Leave out jobs that cannot be read, instead of refusing the trace.")
+@click.option("--drop-invalid", is_flag=True, help="Leave out jobs that cannot be read, instead of refusing the log.")
 @click.option(
     "--oversize",
     type=click.Choice(["refuse", "drop", "clip"]),
     default="refuse",
     show_default=True,
     metavar="KIND",
-    help="Jobs larger than the cluster: refuse the trace, drop them, or clip them to its size.",
+    help="Jobs larger than the cluster: refuse the log, drop them, or clip them to its size.",
 )
 @click.option("--any-gpu", is_flag=True, help="Ignore the GPU types that jobs ask for.")
 @click.option(
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     default="1",
     show_default=True,
     metavar="X,…",
-    help="Submit jobs X times as fast as in the trace. Several loads are compared.",
+    help="Submit jobs X times as fast as in the log. Several loads are compared.",
 )
 @click.option(
     "--mtbf", metavar="KIND=TIME,…", help="Mean time between failures of each node, device or switch: node=30d."
@@ -188,12 +188,12 @@ def schedule(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Replay the jobs of a trace on a shared cluster; report waiting times, completion times and utilization.
+    """Replay the jobs of a log on a shared cluster; report waiting times, completion times and utilization.
 
     JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …), or a published log of Philly, Helios or
     Alibaba, or one in the Standard Workload Format. A time is 90s, 30min, 2h or 14d; without a unit, seconds.
     """
-    from traincast.scheduling.schedule import prepare, read_trace
+    from traincast.scheduling.schedule import prepare, read_log
 
     _check_outputs(jobs, jobs_out, html)
     policies = policies_of(policy, compare)
@@ -205,10 +205,10 @@ def schedule(
     costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
     failures = failures_of(mtbf, repair, fixed_repair, weibull_shape, failure_events)
     shared, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, uplink, quota)
-    trace = read_trace(jobs, format=kind, drop_invalid=drop_invalid)
+    log = read_log(jobs, format=kind, drop_invalid=drop_invalid)
     with progress_bar("forecasts") as progress:
         queue = prepare(
-            trace,
+            log,
             shared,
             estimates=kinds[0],
             costs=costs,
@@ -272,7 +272,7 @@ def _study(
     by_scale = {load / loads[0]: load for load in loads}
     with progress_bar("runs") as progress, blaming(*policies, placement, failures=queue.failures is not None):
         rows = run_study(
-            queue.trace.jobs,
+            queue.log.jobs,
             queue.cluster,
             policies=policies,
             placements=[placement],
@@ -291,7 +291,7 @@ def _study(
 
 
 def _check_outputs(jobs: str, jobs_out: str | None, html: str | None) -> None:
-    """Refuse outputs that cannot be written, or would overwrite the trace or each other, before anything runs."""
+    """Refuse outputs that cannot be written, or would overwrite the log or each other, before anything runs."""
     outputs = {"--jobs-out": jobs_out, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs={"JOBS": Path(jobs)})
 
@@ -306,7 +306,7 @@ def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) 
 
 
 def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print notes on how the trace and the cluster were read; print nothing if the answer is JSON."""
+    """Print notes on how the log and the cluster were read; print nothing if the answer is JSON."""
     for note in () if quiet else notes:
         console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
 

@@ -147,7 +147,7 @@ def failures_of(
                 raise RequestError(f"{option} without failures: give --mtbf, such as --mtbf node=30d")
         return None
     from traincast.scheduling import FailureLaw, Failures
-    from traincast.scheduling.queue.failure_list import load_failure_events
+    from traincast.scheduling.queue.failures import load_failure_events
 
     means = _pairs([mtbf], "--mtbf", "KIND=TIME, such as node=30d,device=1y") if mtbf is not None else {}
     repairs = _by_kind(repair if repair is not None else "1h", means, "--repair", "a time, or KIND=TIME")

@@ -82,7 +82,7 @@ def show(runs: Sequence[Schedule], rows: Sequence[StudyRow]) -> None:
     types = ", ".join(sorted({node.gpu_type for node in queue.cluster.nodes if node.gpu_type}))
     gpus = f"{queue.cluster.num_gpus:,} GPUs{f' ({plain(types)})' if types else ''}"
     where = f"{len(queue.cluster.nodes):,} nodes with {gpus}"
-    out.print(f"[bold]{plain(str(queue.trace.path))}[/bold]: {len(first.jobs):,} jobs on {where}", soft_wrap=True)
+    out.print(f"[bold]{plain(str(queue.log.path))}[/bold]: {len(first.jobs):,} jobs on {where}", soft_wrap=True)
     said = [f"{first.outcome.placement} placement", f"{queue.estimates} estimates"]
     if queue.load != 1:
         said.append(f"load × {queue.load:g}")

@@ -154,7 +154,7 @@ def search(
     """
     from traincast.cluster import load_cluster
     from traincast.engines import load_engine
-    from traincast.searching.choices import parse_nodes
+    from traincast.searching.places import parse_nodes
     from traincast.searching.search import search as find_best
 
     inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
@@ -280,7 +280,7 @@ def _write(answer: Answer, *, all_out: str | None, html: str | None) -> list[tup
     """Write the requested files; return a description and the path of each."""
     written = []
     if all_out is not None:
-        from traincast.searching.table import write_table
+        from traincast.searching.answer import write_table
 
         count = write_table(answer, Path(all_out))
         written.append((f"all {count:,} candidates", all_out))

@@ -154,7 +154,7 @@ def load_bundle(path: Path, *, outdated: bool = False) -> Bundle:
     return Bundle(path, card)
 
 
-def bundle_kind(path: Path) -> str:
+def kind_of_bundle(path: Path) -> str:
     """Return the kind of the bundle in the folder ``path``, without checking anything else."""
     return str(_read(path)[0]["kind"])
 

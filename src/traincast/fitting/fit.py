@@ -142,8 +142,7 @@ def fit(
     save_bundle(target, card, arrays)
     scores: list[RivalScore] = []
     if rivals:
-        from traincast.fitting.operators.compare import compare_cells
-        from traincast.fitting.operators.rivals import Budget
+        from traincast.fitting.operators.rivals import Budget, compare_cells
 
         budget = Budget() if epochs is None else Budget(epochs=epochs)
         scores = compare_cells(table, seed=seed, budget=budget, progress=progress)

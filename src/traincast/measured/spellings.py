@@ -6,10 +6,10 @@ import re
 from typing import Final
 
 from traincast.cluster import Device
+from traincast.cluster.architecture import load_architecture
 from traincast.errors import UnknownNameError
 from traincast.measured.run import affirms, unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
-from traincast.strategy.choose import MAKERS
 from traincast.tables import Row, RowError, figure, text
 
 _NARROW: Final = (
@@ -164,7 +164,7 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     """
     said = list[str]() if assumed is None else assumed
     framework = text(row, "framework")
-    if device is not None and device.architecture in MAKERS:
+    if device is not None and load_architecture(device.architecture).runtime:
         return _of_maker(framework, device)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
     zero = figure(row, "zero")
@@ -188,7 +188,7 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
 
 def _of_maker(framework: str, device: Device) -> Runtime:
     """Return the runtime that stands for all frameworks on a device; the release of Neuron's SDK tells old from new."""
-    name = MAKERS[device.architecture]
+    name = load_architecture(device.architecture).runtime
     release = re.search(r"\b2\.(\d+)", framework)
     if name == "neuronx" and release is not None and int(release[1]) <= _LAST_UNFUSED_NEURON:
         name = "neuronx-1"

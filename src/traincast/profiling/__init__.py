@@ -3,9 +3,8 @@
 from traincast.profiling.collectives.cases import CollectiveRequest
 from traincast.profiling.collectives.measure import profile_collectives
 from traincast.profiling.operators.measure import OperatorRequest, profile_operators
-from traincast.profiling.operators.opset import operator_set, operator_set_by_type
-from traincast.profiling.operators.opset_files import load_operator_set, save_operator_set
-from traincast.profiling.outcome import Profile, Unmeasured
+from traincast.profiling.operators.opset import load_operator_set, operator_set, operator_set_by_type, save_operator_set
+from traincast.profiling.output import Profile, Unmeasured
 from traincast.profiling.rows import key_of, operator_from_row, operator_of, params_of, row_of
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, measure
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from traincast.graph.capture.capture import require_torch
-from traincast.processes import end, environment_of, wait_for
+from traincast.processes.run import ProcessStart, environment_of, shell_code, started, wait_for
 from traincast.profiling.collectives.cases import CollectiveRequest
 
 _OPTIONS: Final = {
@@ -65,22 +65,18 @@ def run_locally(
 
     # The store is in this process, on a port that the system chose: two launches never collide.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
-    processes = [
-        subprocess.Popen(  # noqa: S603  (this very program)
-            [sys.executable, "-m", module, *arguments],
-            env=_environment(rank, ranks, store.port),
-            stdin=subprocess.DEVNULL,
+    starts = [
+        ProcessStart(
+            environment=_environment(rank, ranks, store.port),
             stdout=stdout if rank == 0 else subprocess.DEVNULL,
             stderr=None if rank == 0 else subprocess.DEVNULL,
+            session=False,  # an interrupt is for rank 0 as well: it says what was kept
         )
         for rank in range(ranks)
     ]
-    try:
+    with started([[sys.executable, "-m", module, *arguments]] * ranks, starts) as processes:
         failed = wait_for(processes)
-        code = processes[failed[0]].returncode if failed else 0
-        return code if code >= 0 else 128 - code
-    finally:
-        end(processes)
+        return shell_code(processes[failed[0]].returncode or 0) if failed else 0
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:

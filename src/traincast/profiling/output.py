@@ -1,4 +1,4 @@
-"""The table that a profile writes: finished rows go to a journal at once, and to the table when all is done.
+"""What a profile writes and returns: finished rows go to a journal at once, and to the table when all is done.
 
 The journal lies beside the output. A run that was stopped leaves it there; the next run with the same output resumes
 from it. The output itself is replaced in one step: at any time it holds all old rows, or all old and new rows.
@@ -7,14 +7,50 @@ from it. The output itself is replaced in one step: at any time it holds all old
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from traincast import files
+from traincast.brief import Brief, BriefTable
 from traincast.errors import FileFormatError, RequestError
 from traincast.journal import Journal
 from traincast.profiling.rows import COLLECTIVE_COLUMNS, ISOLATED, OPERATOR_COLUMNS, Columns, Row
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """Why an operator or a whole model could not be measured; ``count`` is how many have the same reason."""
+
+    what: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Profile(Brief):
+    """The result of a run of the profiler: all rows of the table ``output``, and what could not be measured.
+
+    ``measured`` counts the rows of this run, ``kept`` those of earlier runs, ``left`` the measurements that a limit
+    left for the next run.
+    """
+
+    output: Path
+    rows: tuple[Row, ...]
+    failures: tuple[Unmeasured, ...]
+    measured: int
+    kept: int
+    left: int
+    warnings: tuple[str, ...]
+
+    def brief(self) -> BriefTable:
+        """Return where the rows are, and how many."""
+        counts = (("measured", self.measured), ("kept", self.kept), ("failed", len(self.failures)), ("left", self.left))
+        return BriefTable(f"{len(self.rows):,} rows in {self.output}", [(name, f"{count:,}") for name, count in counts])
+
 
 TABLES: Final[dict[str, Columns]] = {"operators": OPERATOR_COLUMNS, "collectives": COLLECTIVE_COLUMNS}
 

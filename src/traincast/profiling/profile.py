@@ -12,8 +12,7 @@ from traincast.profiling.collectives.cases import CollectiveRequest
 from traincast.profiling.collectives.measure import check_backend, is_launched, profile_collectives
 from traincast.profiling.launch import run_locally, words_of
 from traincast.profiling.operators.measure import OperatorRequest, profile_operators
-from traincast.profiling.outcome import Profile, Progress, Unmeasured
-from traincast.profiling.output import check_output
+from traincast.profiling.output import Profile, Progress, Unmeasured, check_output
 
 MOST_RANKS: Final = 1024
 """Processes that one machine starts at most."""

@@ -175,7 +175,7 @@ def _not_measured(plan: Plan, estimates: Estimates) -> list[str]:
     carried = estimates.source == SOURCES.index("carried")
     if not (measured | carried).any() or not spent[~measured].sum() > 0.0:
         return []
-    names = Counter(_kind_of(plan.works[i]) for i in np.flatnonzero(~measured & (spent > 0.0)).tolist())
+    names = Counter(_kind_of_work(plan.works[i]) for i in np.flatnonzero(~measured & (spent > 0.0)).tolist())
     count, share = sum(names.values()), float(spent[~measured].sum() / spent.sum())
     shown = ", ".join(f"{number} {name}" for name, number in names.most_common(_MOST_KINDS))
     more = ", …" if len(names) > _MOST_KINDS else ""
@@ -189,7 +189,7 @@ def _not_measured(plan: Plan, estimates: Estimates) -> list[str]:
     return [f"{count} of {len(plan.works)} distinct works have no measured time ({shown}{more}): {told}"]
 
 
-def _kind_of(work: Work) -> str:
+def _kind_of_work(work: Work) -> str:
     match work:
         case Operator():
             return work.name

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from traincast.pages import page_text
 from traincast.resources.bursts import RESOURCES, resampled
 from traincast.resources.comparing import ResourceComparison
-from traincast.resources.monitored import MonitoredUse
+from traincast.resources.sampled import MonitoredUse
 
 Floats = npt.NDArray[np.float64]
 

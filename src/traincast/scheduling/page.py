@@ -51,7 +51,7 @@ def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
     for name in (*first.figures(), "trace"):
         about.pop(name, None)
     return {
-        "about": {**about, "trace": first.queue.trace.path.name},
+        "about": {**about, "trace": first.queue.log.path.name},
         "span_s": span,
         "exact": exact,
         "rows": _gpu_rows(first.outcome.cluster) if exact else _node_rows(first.outcome.cluster),

@@ -1,4 +1,4 @@
-"""Schedule a job trace in one call: read, check, forecast where needed, simulate, measure."""
+"""Schedule a job log in one call: read, check, forecast where needed, simulate, measure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traincast.errors import RequestError, SimulationError, TraincastError
 from traincast.scheduling.check import Oversize, check_fit
 from traincast.scheduling.estimates.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.joblogs.read import NUMBERS, TEXTS, Trace, load_jobs
+from traincast.scheduling.joblogs.read import NUMBERS, TEXTS, JobLog, load_jobs
 from traincast.scheduling.policy import Policy
 from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.engine import simulate
@@ -43,7 +43,7 @@ _WITHOUT_FORECASTS: Final = ("exact", "user", "noisy")
 class Queue:
     """Jobs and the cluster that they share, checked and ready to run under any policy."""
 
-    trace: Trace
+    log: JobLog
     cluster: SharedCluster
     estimates: str = "exact"
     load: float = 1.0
@@ -66,7 +66,7 @@ class Queue:
         from traincast.scheduling.sharing.step_times import StepTimes
 
         steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
-        found = load_estimates(estimates, self.trace, self.cluster, steps=steps, progress=progress)
+        found = load_estimates(estimates, self.log, self.cluster, steps=steps, progress=progress)
         notes = tuple(note for note in getattr(found, "notes", ()) if note not in self.notes)
         beliefs = {**self.beliefs, estimates: found}
         return replace(self, estimates=estimates, beliefs=beliefs, steps=steps, notes=(*self.notes, *notes))
@@ -77,14 +77,14 @@ class Queue:
         from traincast.scheduling.sharing.step_times import StepTimes
 
         steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
-        found, notes = contention_of(self.trace, steps)
+        found, notes = contention_of(self.log, steps)
         return replace(self, steps=steps, contention=found, notes=(*self.notes, *notes))
 
     def run(self, policy: str | Policy = "fifo", *, placement: str | Placement = "pooled", seed: int = 0) -> Schedule:
         """Simulate the queue once."""
         with blaming(policy, placement, failures=self.failures is not None):
             outcome = simulate(
-                self.trace.jobs,
+                self.log.jobs,
                 self.cluster,
                 policy=policy,
                 placement=placement,
@@ -183,8 +183,8 @@ class Schedule(Brief):
         """Return all figures and what was simulated, as ``traincast schedule --json`` prints them."""
         queue = self.queue
         return {
-            "trace": str(queue.trace.path),
-            "format": queue.trace.format,
+            "trace": str(queue.log.path),
+            "format": queue.log.format,
             "num_nodes": len(queue.cluster.nodes),
             "num_gpus": queue.cluster.num_gpus,
             "gpu_types": gpus_by_type(queue.cluster),
@@ -198,7 +198,7 @@ class Schedule(Brief):
 
     def write_jobs(self, path: Path | str) -> None:
         """Write the outcome of each job as CSV."""
-        from traincast.scheduling.output import write_jobs
+        from traincast.scheduling.queue.outcome import write_jobs
 
         write_jobs(self.outcome, Path(path))
 
@@ -210,7 +210,7 @@ class Schedule(Brief):
 
 
 def schedule(
-    jobs: str | Path | Trace | Sequence[Job],
+    jobs: str | Path | JobLog | Sequence[Job],
     *,
     nodes: int | str | Path | SharedCluster,
     gpus_per_node: int | None = None,
@@ -233,9 +233,9 @@ def schedule(
     allow_code: bool = False,
     share: str | None = None,
 ) -> Schedule:
-    """Simulate a job trace on a cluster and measure the outcome. Equal arguments give equal results.
+    """Simulate a job log on a cluster and measure the outcome. Equal arguments give equal results.
 
-    ``jobs`` is a file, a trace or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
+    ``jobs`` is a file, a log or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
     ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` says which durations the scheduler
     believes. ``load`` divides the times between submissions: with 2, jobs come twice as fast. If jobs are forecast,
     ``hardware`` maps GPU types to names of the catalog (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
@@ -251,9 +251,9 @@ def schedule(
         uplink=uplink,
         quotas=quotas,
     )
-    trace = read_trace(jobs, format=format, drop_invalid=drop_invalid)
+    log = read_log(jobs, format=format, drop_invalid=drop_invalid)
     queue = prepare(
-        trace,
+        log,
         cluster,
         estimates=estimates,
         costs=costs,
@@ -273,7 +273,7 @@ def schedule(
 
 
 def prepare(
-    trace: Trace,
+    log: JobLog,
     cluster: SharedCluster,
     *,
     estimates: str = "exact",
@@ -288,20 +288,20 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
 ) -> Queue:
     """Check the jobs against the cluster, and forecast those that have a model but no duration."""
-    trace = check_fit(scaled(trace, load), cluster, oversize=oversize, any_gpu=any_gpu)
+    log = check_fit(scaled(log, load), cluster, oversize=oversize, any_gpu=any_gpu)
     steps: StepTimes | None = None
     speeds: Speeds | None = None
-    if np.any(trace.to_forecast):
+    if np.any(log.to_forecast):
         from traincast.scheduling.estimates.forecasts import ForecastSpeeds, forecast_durations
         from traincast.scheduling.sharing.step_times import StepTimes
 
         steps = StepTimes(cluster, hardware=hardware, allow_code=allow_code)
-        trace = forecast_durations(trace, cluster, steps=steps, progress=progress)
+        log = forecast_durations(log, cluster, steps=steps, progress=progress)
         forecast = ForecastSpeeds(steps)
-        forecast.refuse_impossible(trace.jobs)
+        forecast.refuse_impossible(log.jobs)
         speeds = forecast
     queue = Queue(
-        trace=trace,
+        log=log,
         cluster=cluster,
         load=load,
         costs=costs or Costs(),
@@ -310,7 +310,7 @@ def prepare(
         steps=steps,
         hardware=dict(hardware or {}),
         allow_code=allow_code,
-        notes=(*notes, *trace.notes),
+        notes=(*notes, *log.notes),
     )
     return queue.believing(estimates, progress=progress)
 
@@ -365,22 +365,22 @@ def gpus_by_type(cluster: SharedCluster) -> dict[str, int]:
     return found
 
 
-def read_trace(
-    jobs: str | Path | Trace | Sequence[Job],
+def read_log(
+    jobs: str | Path | JobLog | Sequence[Job],
     *,
     format: str | None = None,  # noqa: A002
     drop_invalid: bool = False,
-) -> Trace:
-    """Return a trace from a file or from jobs. A trace is returned as it is."""
-    if isinstance(jobs, Trace):
+) -> JobLog:
+    """Return a log from a file or from jobs. A log is returned as it is."""
+    if isinstance(jobs, JobLog):
         return jobs
     if isinstance(jobs, str | Path):
         return load_jobs(jobs, format=format, drop_invalid=drop_invalid)
-    return _trace_of(jobs)
+    return _log_of(jobs)
 
 
-def _trace_of(jobs: Sequence[Job]) -> Trace:
-    """Return the trace of some jobs, in order of submission."""
+def _log_of(jobs: Sequence[Job]) -> JobLog:
+    """Return the log of some jobs, in order of submission."""
     if not jobs:
         raise RequestError("no jobs: give at least one")
     ordered = sorted(jobs, key=lambda job: job.submit_s)
@@ -391,7 +391,7 @@ def _trace_of(jobs: Sequence[Job]) -> Trace:
     def column(name: str) -> list[float]:
         return [math.nan if (value := getattr(job, name)) is None else float(value) for job in ordered]
 
-    return Trace(
+    return JobLog(
         path=Path("jobs"),
         format="jobs",
         numbers={name: np.array(column(name)) for name in NUMBERS},
@@ -401,14 +401,14 @@ def _trace_of(jobs: Sequence[Job]) -> Trace:
     )
 
 
-def scaled(trace: Trace, load: float) -> Trace:
+def scaled(log: JobLog, load: float) -> JobLog:
     """Return the jobs with the times between submissions divided by ``load``; deadlines keep their distance."""
     if not (math.isfinite(load) and 0 < load <= MAX_LOAD):
         raise RequestError(
             f"load {load:g}: expected a number above 0 to {MAX_LOAD:g}; 2 is twice as many jobs per hour"
         )
     if load == 1.0:
-        return trace
-    before = trace.numbers["submit_s"]
+        return log
+    before = log.numbers["submit_s"]
     after = before[0] + (before - before[0]) / load
-    return trace.with_columns(numbers={"submit_s": after, "deadline_s": trace.numbers["deadline_s"] + (after - before)})
+    return log.with_columns(numbers={"submit_s": after, "deadline_s": log.numbers["deadline_s"] + (after - before)})

@@ -1,4 +1,4 @@
-"""Ranks the best strategies by their full forecasts, and computes the chance that each is the best."""
+"""Ranks the best strategies by their full forecasts: the chance that each is the best, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -21,11 +21,74 @@ from traincast.report.job import power_w, price_per_s
 from traincast.report.odds import Odds, odds
 from traincast.searching.answer import Candidate, Naive, Place
 from traincast.searching.bulk.columns import StrategyColumns
-from traincast.searching.front import pareto_rows
-from traincast.searching.naive import naive_choice, naive_strategies
 from traincast.searching.problem import Limits, Objective
+from traincast.searching.space import AXES
 from traincast.searching.sureness import chances, drawn_seconds, ratios, ties
-from traincast.strategy import Request, Strategy
+from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy
+from traincast.strategy.choose import expert_groups
+
+_MOST_TENSOR: Final = 8
+_BY_HABIT: Final = "first that fits, by habit"
+
+
+def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
+    """Yield the name and the request of each naive strategy; :func:`naive_choice` completes the strategy."""
+    devices = request.cluster.num_devices
+    base = request.strategy
+    inside = max(d for d in range(1, _MOST_TENSOR + 1) if request.cluster.domain_devices % d == 0)
+    plain = replace(base, dp=devices)
+    shares = request.runtime.defaults.sequence_parallel and inside > 1
+    yield "data parallel", replace(request, strategy=plain)
+    if devices > 1:
+        yield "sharded data parallel (ZeRO-3)", replace(request, strategy=replace(plain, zero=3))
+    experts = expert_groups(request, plain)[0]
+    if experts > 1:
+        yield "data and expert parallel", replace(request, strategy=replace(plain, ep=experts))
+    if inside > 1 and devices % inside == 0:
+        within = replace(base, dp=devices // inside, tp=inside, sequence_parallel=shares)
+        yield "tensor parallel in a node", replace(request, strategy=within)
+    yield _BY_HABIT, request
+
+
+def naive_choice(name: str, request: Request) -> Strategy:
+    """Return the strategy of a naive request with the largest micro batch that fits; refuse one that is not legal."""
+    return choose_strategy(request) if name == _BY_HABIT else choose_micro_batch(request)
+
+
+Ints = npt.NDArray[np.intp]
+
+
+def pareto_rows(values: Floats) -> Ints:
+    """Return the Pareto-optimal rows of ``values``: one column per objective, less is better.
+
+    A row is left out if another is at least as good in all columns. Of equal rows, the first is kept. The result is
+    sorted by the first objective.
+    """
+    left = np.lexsort(values.T[::-1])
+    kept: list[int] = []
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(int(first))
+        left = left[(values[left] < values[first]).any(axis=1)]
+    return np.array(kept, dtype=np.intp)
+
+
+def influence(columns: StrategyColumns, objective: Floats) -> dict[str, dict[str, float]]:
+    """Return, for each axis with more than one value, the least objective with each value."""
+    found: dict[str, dict[str, float]] = {}
+    for name in AXES:
+        values = columns.cut > 0 if name == "cut" else getattr(columns, name)
+        each, where = np.unique(values, return_index=True)
+        if len(each) < 2:
+            continue
+        best = [float(objective[values == value].min(initial=np.inf)) for value in each]
+        found[name] = {
+            str(columns.value(name, int(at))): least
+            for at, least in zip(where, best, strict=True)
+            if np.isfinite(least)
+        }
+    return found
+
 
 Floats = npt.NDArray[np.float64]
 

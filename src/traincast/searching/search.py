@@ -25,14 +25,12 @@ from traincast.resolve import resolve
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
 from traincast.searching.bulk.columns import StrategyColumns, joined
-from traincast.searching.choices import clusters_to_try
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.front import influence
 from traincast.searching.journal import from_json, part_name, search_journal, to_json
-from traincast.searching.places import MEMORY_REACH, nothing, survey
+from traincast.searching.places import MEMORY_REACH, clusters_to_try, nothing, survey
 from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Limits, Objective, Problem, SpaceCounts, Task
-from traincast.searching.ranking import Ranking
+from traincast.searching.ranking import Ranking, influence
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.simulate.executor import execute_compiled
 from traincast.strategy import Request, Runtime

@@ -16,8 +16,15 @@ from traincast.files import check_outputs
 from traincast.forecast import Forecast, default_cost_model, predict
 from traincast.simulate.servers import measure
 from traincast.strategy import load_runtime
-from traincast.testbed.activity import ActivitySpans, activities, predicted_spans
-from traincast.testbed.cutting import aligned, blocking_classes, groups_of, without_waiting
+from traincast.testbed.activity import (
+    ActivitySpans,
+    activities,
+    aligned,
+    blocking_classes,
+    groups_of,
+    predicted_spans,
+    without_waiting,
+)
 from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import RunFolder, measured_spans, read_run_folder, read_spans
 from traincast.testbed.outcome import ClassActivity, Comparison, DeviceActivity

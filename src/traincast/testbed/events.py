@@ -20,7 +20,6 @@ from typing import Any, Final
 from traincast import files
 from traincast.estimate.events.file import Row, contents_of
 from traincast.estimate.events.keys import P2P
-from traincast.profiling.contention import disturbed
 from traincast.profiling.events.measure import (
     card_of,
     emulated_interference,
@@ -29,7 +28,8 @@ from traincast.profiling.events.measure import (
     row_of_message,
 )
 from traincast.profiling.events.request import EventsRequest, Message, NeededWorks, messages_of, needed_works
-from traincast.testbed.network.network import loopback, shaped
+from traincast.profiling.timing import disturbed
+from traincast.testbed.network import loopback, shaped
 from traincast.testbed.request import LOOPBACK, RunRequest
 from traincast.testbed.setup import RUNTIME
 

@@ -20,6 +20,7 @@ from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_folder, write_json, write_text, writing
 from traincast.graph.capture.capture import require_torch
 from traincast.graph.load import load_model
+from traincast.processes.run import Starter, start_program
 from traincast.profiling.events.request import needed_works
 from traincast.profiling.machine.device import free_memory
 from traincast.profiling.monitor.device_counter import FOLDER as DEVICES
@@ -34,12 +35,11 @@ from traincast.testbed.events import (
     request_of,
     write_events,
 )
-from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
-from traincast.testbed.network.network import NodeNetwork, loopback, shaped
-from traincast.testbed.rank.launch import Starter, launch
+from traincast.testbed.folder import ROW, SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans, write_row
+from traincast.testbed.network import NodeNetwork, loopback, shaped
+from traincast.testbed.rank.launch import launch
 from traincast.testbed.rank.recorder import SpanRow
 from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
-from traincast.testbed.row import ROW, write_row
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
 from traincast.testbed.setup import RUNTIME, lowered_of
 from traincast.testbed.trace import write_measured_trace
@@ -111,7 +111,7 @@ def run(
     output: Path,
     *,
     progress: Progress | None = None,
-    start: Starter | None = None,
+    start: Starter = start_program,
     traced: bool = True,
     place: SharedPlace | None = None,
 ) -> RunFolder:
@@ -220,7 +220,7 @@ class SharedPlace(NamedTuple):
 class _Launching(NamedTuple):
     """How and where ranks start, if not as programs in a network of their own."""
 
-    start: Starter | None
+    start: Starter
     shared: SharedPlace | None
 
 
@@ -270,8 +270,7 @@ def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _train_with_servers(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each worker and each parameter server."""
-    from traincast.testbed.parallel.server_spans import ServerSpan
-    from traincast.testbed.parallel.servers import nodes_of
+    from traincast.testbed.parallel.servers import ServerSpan, nodes_of
     from traincast.testbed.rank.serving import served, server_job, window_of
 
     job = server_job(request, place / CLUSTER)
@@ -295,7 +294,7 @@ def _launched(
     Returns the sampler, if the request has one, and warnings of the network.
     """
     write_text(place / "request.json", request.to_json())
-    command = [sys.executable, "-m", f"traincast.testbed.{module}", str(place / "request.json"), str(place)]
+    command = [sys.executable, "-m", f"traincast.testbed.rank.{module}", str(place / "request.json"), str(place)]
     environment = {"OMP_NUM_THREADS": str(request.threads)}
     with ExitStack() as stack:
         start, shared = launching

@@ -15,8 +15,8 @@ from traincast.files import writing
 from traincast.profiling.monitor.device_counter import DeviceReader, reader_of
 from traincast.profiling.monitor.network import NamespaceReader
 from traincast.profiling.monitor.process import MemoryReader, clock_of
-from traincast.profiling.monitor.ticks import Ticks
-from traincast.testbed.rank.clock import now
+from traincast.profiling.monitor.sample import Ticks
+from traincast.testbed.rank.recorder import now
 
 RESOURCES: Final = "resources.parquet"
 """The file of a run's readings."""

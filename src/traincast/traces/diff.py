@@ -1,4 +1,4 @@
-"""Compares two traces, or a trace with a forecast: by part of the step, and operator by operator."""
+"""Compares two traces, or a trace with a forecast: by part of the step, and operator by operator; and its page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from traincast.graph.vocabulary import Phase
+from traincast.pages import page_text
 from traincast.simulate import Timeline
 from traincast.strategy.plan import Category, Stream
 from traincast.traces.files.kineto import Kind
@@ -23,6 +24,17 @@ from traincast.traces.recording.processor import on_processor, own_times, proces
 from traincast.traces.recording.steps import TraceStep, steps_of
 from traincast.traces.replay import unexplained
 from traincast.traces.show import TraceSummary, summarize_traces
+
+_MOST_OPERATORS: Final = 200
+
+
+def diff_page(found: TraceDiff) -> str:
+    """Return the page of ``found``; of its operators, those with the largest changes."""
+    data = asdict(found)
+    data["left_out"] = max(0, len(found.operators) - _MOST_OPERATORS)
+    data["operators"] = data["operators"][:_MOST_OPERATORS]
+    return page_text("trace_diff", data)
+
 
 _STREAMS: Final = (Stream.COMPUTE, Stream.COMMUNICATION, Stream.DATA, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
 """Lanes of a forecast that a device has kernels on."""

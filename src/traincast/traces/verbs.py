@@ -23,8 +23,7 @@ from traincast.traces.changes.hosts import (
     NoCommunication,
     Overlapped,
 )
-from traincast.traces.diff import TraceDiff, compare_forecast, compare_traces
-from traincast.traces.diff_page import diff_page
+from traincast.traces.diff import TraceDiff, compare_forecast, compare_traces, diff_page
 from traincast.traces.files.chakra import SUFFIX, chakra_files, read_chakra, write_chakra
 from traincast.traces.files.execution import with_execution, with_executions_beside
 from traincast.traces.files.load import SUFFIXES, load_jobs, load_traces

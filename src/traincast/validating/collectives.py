@@ -16,7 +16,7 @@ from traincast.estimate.collectives.features import KINDS
 from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.estimate.coverage import check_used
 from traincast.fitting.collectives.adapt import adapted_system
-from traincast.fitting.collectives.own_points import choose_points
+from traincast.fitting.collectives.prior import choose_points
 from traincast.fitting.collectives.table import CollectiveTable, read_collectives
 from traincast.validating.outcome import RowOutcome, RowValidation
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.fitting.inspector.fit import default_shape, predictions
 from traincast.fitting.inspector.train import InspectorTraining, RunExamples, train
-from traincast.resources.inspector.evaluate import TrainedInspector
+from traincast.resources.inspector.evaluate import InspectorShape, TrainedInspector
 from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.shape import InspectorShape
 from traincast.resources.inspector.targets import score
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from traincast.resources.inspector.shape import OUTPUTS, InspectorShape
+from traincast.resources.inspector.evaluate import OUTPUTS, InspectorShape
 
 
 class Convolution(nn.Module):

@@ -12,9 +12,8 @@ import numpy as np
 from traincast.errors import RequestError
 from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.communities import Ints
-from traincast.resources.inspector.evaluate import Standard, TrainedInspector
+from traincast.resources.inspector.evaluate import InspectorShape, Standard, TrainedInspector
 from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
-from traincast.resources.inspector.shape import InspectorShape
 from traincast.resources.inspector.targets import Scaling, TargetScale, UseColumns
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -19,11 +19,14 @@ import numpy.typing as npt
 from traincast.errors import MissingDependencyError, RequestError, UnknownNameError
 from traincast.estimate.operators.cells import one_hot
 from traincast.fitting.boosting import BoostingConfig, grow
-from traincast.fitting.operators.examples import Rows, codes_of, examples_of, table_of, vocabulary_of
+from traincast.fitting.operators.examples import Rows, cells_of, codes_of, examples_of, rows_of, table_of, vocabulary_of
+from traincast.fitting.rows.dataset import OperatorTable
+from traincast.fitting.split import protocol_split
 from traincast.fitting.train import Examples, TrainConfig, train_network
 
 if TYPE_CHECKING:
     from traincast.estimate.operators.network import Network
+
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Vocabulary: TypeAlias = Mapping[str, Sequence[str]]
@@ -299,3 +302,35 @@ RIVALS: Final[dict[str, Rival]] = {
     "mean": Rival(of=("LightGBM", "FI-Net")),
 }
 """The rivals by name; each is called with rows to train on, rows to test on, a vocabulary, a seed and a budget."""
+
+
+FEWEST = 40
+"""Measured operators that a comparison needs."""
+
+
+def compare_cells(
+    table: OperatorTable,
+    *,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+    budget: Budget | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[RivalScore]:
+    """Scores of every rival in every cell of ``table``, all on the same split."""
+    split = protocol_split(table.key, table.groups, table.seconds, seed=seed)
+    scores: list[RivalScore] = []
+    for key, rows in cells_of(table).items():
+        inside = np.zeros(len(table), dtype=bool)
+        inside[rows] = True
+        train, test = (
+            rows_of(key[0], table, side.take(inside[side.first]), by_setting=False)
+            for side in (split.train, split.test)
+        )
+        if len(train) + len(test) < FEWEST or not len(train) or not len(test):
+            continue
+        cell = "/".join(key)
+        if progress is not None:
+            progress(f"{cell}: comparing on {len(train)} operators")
+        found = compare(train, test, names=names, seed=seed, budget=budget or Budget())
+        scores += [replace(score, cell=cell) for score in found]
+    return scores

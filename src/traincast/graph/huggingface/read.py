@@ -22,8 +22,8 @@ __all__ = ["DEFAULT_SEQ", "Reading", "from_config", "is_read", "read_config", "r
 @cache
 def readers() -> Mapping[str, Callable[[Fields], Reading]]:
     """The reader of each ``model_type``: a table of ``types.toml``, or code."""
-    found = {**{name: partial(read_type, name) for name in type_names()}, **SPECIAL_READERS}
-    return dict(sorted(found.items()))
+    found: dict[str, Callable[[Fields], Reading]] = {name: partial(read_type, name) for name in type_names()}
+    return dict(sorted((found | dict(SPECIAL_READERS)).items()))
 
 
 def read_config(path: str | Path) -> Reading:

@@ -342,7 +342,7 @@ def _computes(equation: Equation) -> bool:
     return any(c.dtype.startswith(("float", "bfloat")) for c in (*equation.inputs, *equation.outputs))
 
 
-def joined_kind(kernel: Kernel) -> OpKind:
+def kind_of_kernel(kernel: Kernel) -> OpKind:
     """What a kernel of point-wise equations and reductions is."""
     names = {e.name for e in kernel.equations}
     reduces = any(n.startswith("reduce_") for n in names)

@@ -8,7 +8,7 @@ from typing import Final
 
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.flat import JaxArray
-from traincast.graph.jax.kernels import Kernel, joined_kind
+from traincast.graph.jax.kernels import Kernel, kind_of_kernel
 from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.graph.vocabulary import OpKind, Phase, Scalar, kind_of
@@ -73,7 +73,7 @@ def operators_of(kernel: Kernel, trained: Mapping[int, JaxArray], forward_kind: 
             kind, name = OpKind.EMBEDDING, "embedding_dense_backward"
             inputs = inputs[::-1]
     else:
-        kind = joined_kind(kernel)
+        kind = kind_of_kernel(kernel)
         if backward and forward_kind is not None and forward_kind in _NORMAL and kind is not OpKind.REDUCTION:
             kind = forward_kind
         if kind is OpKind.LAYER_NORM and not backward and _over_batch(kernel):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,12 +29,41 @@ from traincast.profiling.collectives.cases import (
     cases_of,
     elements_of,
 )
-from traincast.profiling.collectives.computing_beside import computing
 from traincast.profiling.machine.device import device_name
-from traincast.profiling.outcome import Profile, Progress, Unmeasured
-from traincast.profiling.output import ProfileOutput, check_output
+from traincast.profiling.output import Profile, ProfileOutput, Progress, Unmeasured, check_output
 from traincast.profiling.rows import ISOLATED, Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of
+
+SIZE: Final = 384
+"""Rows and columns of the matrices: a product takes about a millisecond on a processor core."""
+
+
+@contextmanager
+def computing(device: str) -> Iterator[None]:
+    """Multiply matrices in a thread of this process as long as the context lasts; on a GPU, in a stream of its own."""
+    import torch
+
+    stop, started = threading.Event(), threading.Event()
+
+    def run() -> None:
+        stream = torch.cuda.Stream() if device == "cuda" else None
+        with torch.cuda.stream(stream):
+            a, out = torch.ones(SIZE, SIZE, device=device), torch.empty(SIZE, SIZE, device=device)
+            while not stop.is_set():
+                torch.mm(a, a, out=out)
+                if stream is not None:
+                    stream.synchronize()
+                started.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    started.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
 
 Run: TypeAlias = Callable[[], object]
 STAT: Final = "median, max over ranks"

@@ -1,16 +1,231 @@
-"""The runs in one log of nccl-tests or rccl-tests: their rows, and what the log says about ranks and library."""
+"""The runs in one log of nccl-tests or rccl-tests: their rows, and what the log says about ranks and library.
+
+Logs reach us through terminals, web pages, spreadsheets and launchers. :func:`lines_of` undoes what they did: HTML,
+colours, tables of Markdown, prefixes of ranks, and messages of the library in the middle of a line.
+
+A row is ``size count type [redop] [root]`` and then, out of place and in place, ``time algbw busbw [#wrong]``. Versions
+differ in the columns in brackets, and copies lose the header. The bandwidth equals the size divided by the time, so a
+reading of the columns can be checked: a reading for which this does not hold is refused.
+"""
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from traincast.profiling.collectives.nccl_rows import LogRow, RowReading, read_row, starts_row
-from traincast.profiling.collectives.nccl_text import Line
+from traincast.errors import FileFormatError
 from traincast.units import parse_bytes
+
+ELEMENT_BYTES: Final = {
+    "int8": 1, "char": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8": 1,
+    "half": 2, "float16": 2, "bfloat16": 2, "bf16": 2, "fp16": 2,
+    "int32": 4, "int": 4, "uint32": 4, "float": 4, "float32": 4, "fp32": 4,
+    "int64": 8, "uint64": 8, "double": 8, "float64": 8,
+}  # fmt: skip
+"""Bytes of one element of every type that the tests print."""
+REDUCTIONS: Final = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all")
+
+_TYPES: Final = "|".join(sorted(ELEMENT_BYTES, key=len, reverse=True))
+_ROW: Final = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})(?!\w)\s*(.*)$")
+_START: Final = re.compile(r"(?<![\w.\-])(\d+)(?:\s+\d+)?(?:\s+[a-z0-9_]{1,8})?\s*$")
+_NUMBER: Final = re.compile(r"\d+(?:\.\d*)?(?:e[+-]?\d+)?$", re.IGNORECASE)
+_ROOT: Final = re.compile(r"-?\d{1,5}$")
+_SLACK: Final = 0.02
+"""Relative difference between the printed bandwidth and size / time that counts as rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRow:
+    """One row: bytes and elements of the message, time in µs, bandwidths in GB/s with half a unit of their last digit.
+
+    ``redop`` and ``root`` are "" and ``None`` if the row does not have them; ``wrong`` says that the test found wrong
+    values, ``checked_in_place`` whether the in-place run was checked (``None`` if the row does not say).
+    """
+
+    line: int
+    size: int
+    count: int
+    dtype: str
+    redop: str
+    root: int | None
+    time_us: float
+    algbw: float
+    busbw: float
+    rounding: float
+    wrong: bool
+    checked_in_place: bool | None
+
+    @property
+    def shares(self) -> int:
+        """Number of equal parts of ``size`` that ``count`` elements are; 0 if it is not a whole number."""
+        part = self.count * ELEMENT_BYTES[self.dtype]
+        return self.size // part if part and self.size % part == 0 else 0
+
+
+class RowReading(NamedTuple):
+    """What became of a line: the row, or a kind of problem ("" if the line is no row)."""
+
+    row: LogRow | None
+    problem: str
+
+
+def starts_row(text: str) -> bool:
+    """Return whether a line holds a row or the first part of one that is continued on the next line."""
+    return bool(_ROW.search(text)) or bool(_START.search(text))
+
+
+def read_row(text: str, line: int, names: tuple[str, ...] = (), *, unit_us: float = 1.0) -> RowReading:
+    """Read a line as a row. ``names`` are the columns of the header above it, ``unit_us`` is its unit of time in µs."""
+    found = _ROW.search(text) or _ROW.search(_separated(text))
+    if not found:
+        return RowReading(None, "")
+    size = int(found[1])
+    words = found[4].split()
+    redop = words.pop(0) if words and words[0].lower() in REDUCTIONS else ""
+    if not size:
+        return RowReading(None, "size 0: no data was moved")
+    for with_root in (True, False) if "root" in names or not names else (False, True):
+        row = _row(found, redop.lower(), words, line=line, names=names, with_root=with_root, unit_us=unit_us)
+        if row is not None:
+            return RowReading(row, "")
+    if len(words) < 3:
+        return RowReading(None, "the row ends before its bandwidths")
+    if not all(_NUMBER.match(word) for word in words[1:3]):
+        return RowReading(None, "a time or bandwidth is not a number")
+    return RowReading(None, "time and bandwidth of the row disagree")
+
+
+def _separated(text: str) -> str:
+    """A row of a table whose cells are separated by bars, semicolons or commas."""
+    text = re.sub(r"(?<=\d),(?=\d{3}(?:,\d{3})*\s)", "", text)
+    return re.sub(r"[|;,]", " ", text)
+
+
+def _row(
+    found: re.Match[str],
+    redop: str,
+    words: list[str],
+    *,
+    line: int,
+    names: tuple[str, ...],
+    with_root: bool,
+    unit_us: float,
+) -> LogRow | None:
+    """The row under one reading of its columns; ``None`` if its numbers contradict that reading."""
+    if with_root and not (words and _ROOT.match(words[0])):
+        return None
+    values = words[1:] if with_root else words
+    if len(values) < 3 or not all(_NUMBER.match(word) for word in values[:3]):
+        return None
+    size = int(found[1])
+    time_us, algbw, busbw = (float(word) for word in values[:3])
+    if time_us <= 0 or not _agree(size / unit_us, values[0], values[1]):
+        return None
+    stride = names[names.index("time") + 1 :].index("time") + 1 if names.count("time") == 2 else _stride(values)
+    checks = [values[i] for i in (3, stride + 3) if stride > 3 and i < len(values)]
+    return LogRow(
+        line=line,
+        size=size,
+        count=int(found[2]),
+        dtype=found[3],
+        redop=redop,
+        root=int(words[0]) if with_root else None,
+        time_us=time_us * unit_us,
+        algbw=algbw,
+        busbw=busbw,
+        rounding=max(_half_unit(values[1]), _half_unit(values[2])),
+        wrong=bool(checks) and _is_wrong(checks[0]),
+        checked_in_place=_is_checked(checks[1]) if len(checks) == 2 and _is_checked(checks[0]) else None,
+    )
+
+
+def _stride(values: list[str]) -> int:
+    """Columns from the out-of-place time to the in-place time, in a table without a header."""
+    return 3 if len(values) in (3, 6) else 4
+
+
+def _agree(size: float, time: str, bandwidth: str) -> bool:
+    """Whether a bandwidth in GB/s is the size in bytes divided by the time in µs, up to rounding."""
+    t, d, half = float(time), _half_unit(time), _half_unit(bandwidth)
+    least, most = size / (t + d) / 1e3, size / max(t - d, t / 2) / 1e3
+    return least * (1 - _SLACK) - half <= float(bandwidth) <= most * (1 + _SLACK) + half
+
+
+def _half_unit(word: str) -> float:
+    """Half a unit of the last printed digit."""
+    mantissa, _, exponent = word.lower().partition("e")
+    digits = len(mantissa.partition(".")[2])
+    return float(0.5 * 10.0 ** (int(exponent or 0) - digits))
+
+
+def _is_checked(word: str) -> bool:
+    return bool(_NUMBER.match(word.rstrip("*")))
+
+
+def _is_wrong(word: str) -> bool:
+    """Whether the check failed: a count of wrong values, or, in old versions, an error marked with an asterisk."""
+    return _is_checked(word) and (word.endswith("*") or float(word) >= 1)
+
+
+MAX_BYTES: Final = 200_000_000
+"""Largest log that is read, in bytes."""
+_LONGEST: Final = 2000
+"""Characters of a line that are read."""
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LAUNCHER: Final = re.compile(r"\[\d+,\d+\]\s*<std(?:out|err)>\s*:?")
+_CELLS: Final = re.compile(r"<t[dhr][\s>]", re.IGNORECASE)
+_ROW_END: Final = re.compile(r"</tr\s*>", re.IGNORECASE)
+_LINE_END: Final = re.compile(r"<br\s*/?>|</(?:p|div|pre|li|code)\s*>", re.IGNORECASE)
+_TAG: Final = re.compile(r"</?[a-zA-Z][a-zA-Z0-9]*(?:\s[^<>]*)?/?>")
+_MESSAGE: Final = re.compile(r"[\w.\-]+:\d+:\d+\s+\[\d+\]\s.*$")
+
+
+class Line(NamedTuple):
+    """One line: its number in the file, its text, and the message of the library that stood in it ("" if none)."""
+
+    number: int
+    text: str
+    message: str
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a log. Any encoding is accepted; a file that cannot be read or is not text is refused."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise FileFormatError(f"{path} has more than {MAX_BYTES:,} bytes: is it a log of nccl-tests?")
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16", errors="replace")
+    if b"\0" in content:
+        raise FileFormatError(f"{path} is not text: expected the output of nccl-tests or rccl-tests")
+    return content.decode("utf-8-sig", errors="replace")
+
+
+def lines_of(text: str) -> list[Line]:
+    """Return the lines of a log without markup, colours and the prefixes of launchers; blank lines are left out."""
+    text = _LAUNCHER.sub(" ", _COLOUR.sub("", text)).replace("\r\n", "\n").replace("\r", "\n")
+    if _CELLS.search(text):  # a cell of an HTML table may stand on a line of its own
+        text = _ROW_END.sub("\n", re.sub(r"[ \t]*\n[ \t]*(?=</?t[dhr][\s>])", " ", text, flags=re.IGNORECASE))
+    if "<" in text or "&" in text:
+        text = html.unescape(_TAG.sub(" ", _LINE_END.sub("\n", text)))
+    lines = []
+    for number, long in enumerate(text.replace("\xa0", " ").split("\n"), start=1):
+        if not long or long.isspace():
+            continue
+        raw = long[:_LONGEST]
+        said = _MESSAGE.search(raw)
+        plain = raw[: said.start()] if said else raw
+        lines.append(Line(number, plain.replace("\t", " ").rstrip(), said.group() if said else ""))
+    return lines
+
 
 _LONGEST_WRAP: Final = 4
 """Lines over which a terminal may have wrapped one row."""

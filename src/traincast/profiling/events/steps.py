@@ -30,7 +30,6 @@ from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.capture.repeats import Repeat, folded
 from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import Traceable
-from traincast.profiling.contention import disturbed, quiet, run_queue_delay_s
 from traincast.profiling.operators.in_model import (
     HALF,
     CannotRunModelError,
@@ -40,6 +39,7 @@ from traincast.profiling.operators.in_model import (
     operator_run,
     traceable_of,
 )
+from traincast.profiling.timing import disturbed, quiet, run_queue_delay_s
 
 _LEAST_STEPS: Final = 3
 _FLOOR: Final = 0.05

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from traincast.errors import RequestError
+from traincast.processes.run import ProcessStart, first_failure, started, wait_for
 from traincast.profiling.timing import Timing, clock_of, measure
 
 BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
@@ -43,31 +43,17 @@ def measure_pair(device: str, *, threads: int, repeats: int) -> dict[str, Timing
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if device == "cpu" and sys.platform == "linux":
             env["GLOO_SOCKET_IFNAME"] = "lo"
-        with Path(folder, "errors").open("wb") as said:
-            processes = [
-                subprocess.Popen(  # noqa: S603  (this very program)
-                    [*words, str(rank), device, str(threads), str(repeats)],
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=said,
-                )
-                for rank in range(2)
-            ]
-            try:
-                end = time.monotonic() + _PATIENCE_S
-                codes = [process.wait(timeout=max(1.0, end - time.monotonic())) for process in processes]
-            except subprocess.TimeoutExpired:
-                codes = [1, 1]
-            finally:
-                for process in processes:
-                    process.kill()
-                    process.wait()
-        if any(codes):
-            last = Path(folder, "errors").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RequestError(
-                f"two processes could not measure the link between them: {(last or ['no reason given'])[0]}"
-            )
+        commands = [[*words, str(rank), device, str(threads), str(repeats)] for rank in range(2)]
+        with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
+            errors = [first, second]
+            with started(commands, [ProcessStart(environment=env, stderr=file) for file in errors]) as processes:
+                try:
+                    failed = wait_for(processes, timeout_s=_PATIENCE_S)
+                except TimeoutError:
+                    failed = [0, 1]
+            if failed:
+                said = first_failure(failed, errors)[1] or "no reason given"
+                raise RequestError(f"two processes could not measure the link between them: {said}")
         found = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
     return {name: Timing(**timing) for name, timing in found.items()}
 

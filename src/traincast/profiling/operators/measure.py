@@ -16,10 +16,8 @@ from traincast.graph.capture.own_modules import takes_seq
 from traincast.graph.load import load_model
 from traincast.imports import import_callable
 from traincast.profiling.machine.device import check_device, device_name, framework_name, free_memory
-from traincast.profiling.operators.opset import FULL, SIZES, operator_set
-from traincast.profiling.operators.opset_files import is_operator_set, load_operator_set
-from traincast.profiling.outcome import Profile, Progress, Unmeasured
-from traincast.profiling.output import ProfileOutput
+from traincast.profiling.operators.opset import FULL, SIZES, is_operator_set, load_operator_set, operator_set
+from traincast.profiling.output import Profile, ProfileOutput, Progress, Unmeasured
 from traincast.profiling.rows import Row, canonical, key_of, operator_from_row, row_of
 from traincast.profiling.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision

@@ -7,16 +7,100 @@ drawn with a seed, so that all machines measure the same operators.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from traincast.errors import RequestError
-from traincast.graph import Operator
+from traincast.errors import FileFormatError, RequestError
+from traincast.files import write_json
+from traincast.graph import Operator, OpKind, Phase
+from traincast.graph.files import read_json
+from traincast.graph.load import load_model
 from traincast.profiling.operators.opset_layers import TYPES, Operators
-from traincast.profiling.operators.opset_shapes import MAX_HIDDEN, LayerShape, published_shapes
-from traincast.profiling.rows import canonical, key_of
+from traincast.profiling.operators.opset_shapes import CNN_MODELS, MAX_HIDDEN, LayerShape, published_shapes
+from traincast.profiling.rows import PHASES, canonical, key_of, operator_of, params_of
+
+_TYPE_OF_KIND: Final = {OpKind.CONV: "Conv", OpKind.DEPTHWISE_CONV: "DepthConv", OpKind.BATCH_NORM: "BatchNorm"}
+_TYPE_OF_NAME: Final = {
+    "addmm": "FC",
+    "relu": "ReLU",
+    "hardtanh": "ReLU6",
+    "mul": "Mul",
+    "add": "Add",
+    "mean": "Mean",
+    "cat": "Concat",
+    "split_with_sizes": "Split",
+    "split_with_sizes_copy": "Split",
+    "split": "Split",
+    "clone": "Transpose",
+    "max_pool2d_with_indices": "MaxPool",
+    "avg_pool2d": "AvgPool",
+}
+OTHER: Final = "other"
+"""The type of operators that the operator set has no type for, such as dropout and other activations."""
+COLUMNS: Final = tuple(dict.fromkeys((*_TYPE_OF_KIND.values(), *_TYPE_OF_NAME.values(), OTHER)))
+"""All types, in the order of a table."""
+
+
+def operators_by_family() -> dict[str, dict[str, int]]:
+    """The number of distinct forward operators of each type, by family of convolutional networks."""
+    counts: dict[str, dict[str, int]] = {}
+    for family, model in CNN_MODELS.items():
+        found = {
+            key_of(operator): operator
+            for operator in load_model(model, use_cache=True).operators
+            if operator.phase is Phase.FORWARD and operator.kind is not OpKind.LOSS
+        }
+        counts[family] = {}
+        for operator in found.values():
+            name = type_of(operator)
+            counts[family][name] = counts[family].get(name, 0) + 1
+    return counts
+
+
+def type_of(operator: Operator) -> str:
+    """The type of the operator set that a captured operator of an image network belongs to, or :data:`OTHER`."""
+    if operator.name == "clone" and len(operator.inputs[0].shape) != 5:
+        return OTHER  # a plain copy, not a shuffle of channels
+    return _TYPE_OF_KIND.get(operator.kind) or _TYPE_OF_NAME.get(operator.name.removesuffix("_"), OTHER)
+
+
+FORMAT: Final = "traincast-opset"
+VERSION: Final = 1
+
+
+def save_operator_set(by_type: Mapping[str, Operators], path: Path, *, settings: Mapping[str, int]) -> None:
+    """Write an operator set to ``path`` as JSON, atomically."""
+    operators = [
+        [name, op.kind.value, PHASES[op.phase], op.dtype.value, json.loads(params_of(op))]
+        for name, chosen in by_type.items()
+        for op in chosen
+    ]
+    data = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "operators": operators}
+    write_json(path, data)
+
+
+def is_operator_set(path: Path) -> bool:
+    """Whether a JSON file has the format of an operator set."""
+    data = read_json(path)
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def load_operator_set(path: Path) -> Operators:
+    """Read an operator set that :func:`save_operator_set` wrote."""
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise FileFormatError(f'{path} is not an operator set of version {VERSION}: it lacks "format": "{FORMAT}"')
+    try:
+        return tuple(
+            operator_of(op, phase, dtype, json.dumps(params)) for _, op, phase, dtype, params in data["operators"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path} is a damaged operator set: {error}") from error
+
 
 _MOST_SAMPLES: Final = 10**4
 _MOST_BATCH: Final = 10**9

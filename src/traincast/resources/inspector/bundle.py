@@ -14,10 +14,9 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.bundle import SHIPPED, load_bundle, save_bundle
 from traincast.resources.bursts import ResourceUse
 from traincast.resources.inspector.amounts import Floats
-from traincast.resources.inspector.evaluate import Standard, TrainedInspector
+from traincast.resources.inspector.evaluate import OUTPUTS, InspectorShape, Standard, TrainedInspector
 from traincast.resources.inspector.features import FEATURES_VERSION, GROUP_FEATURES, SETTING_FEATURES, inputs_of
 from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.shape import OUTPUTS, InspectorShape
 from traincast.resources.inspector.targets import TARGETS, TargetScale, use_from
 from traincast.strategy import Request
 

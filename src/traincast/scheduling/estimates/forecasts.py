@@ -3,8 +3,8 @@
 ::
 
     steps = StepTimes(cluster)                          # forecasts, each distinct case once
-    trace = forecast_durations(trace, cluster, steps=steps)
-    simulate(trace.jobs, cluster, speeds=ForecastSpeeds(steps), placement="consolidated")
+    log = forecast_durations(log, cluster, steps=steps)
+    simulate(log.jobs, cluster, speeds=ForecastSpeeds(steps), placement="consolidated")
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from traincast.errors import RequestError
 from traincast.scheduling.check import SHOWN
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.joblogs.read import Trace
+from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.joblogs.table import Floats, Ints, jobs
 from traincast.scheduling.queue.speeds import PLAIN, PlacedGpus, Speeds
 from traincast.scheduling.sharing.step_times import NOWHERE, Ask, Reference, StepTimes, What, Where
@@ -103,60 +103,58 @@ def goodput(job: Job, steps: StepTimes) -> dict[int, float]:
 
 
 def forecast_durations(
-    trace: Trace, cluster: SharedCluster, *, steps: StepTimes | None = None, progress: Progress | None = None
-) -> Trace:
-    """Return the trace with a forecast ``duration_s`` for jobs that have none.
+    log: JobLog, cluster: SharedCluster, *, steps: StepTimes | None = None, progress: Progress | None = None
+) -> JobLog:
+    """Return the log with a forecast ``duration_s`` for jobs that have none.
 
     It is the job's number of steps times its step time on the reference placement: packed on the fewest nodes of its
     GPU type. If a job may use several types and lacks memory on some, it must run on the type it is forecast on. Jobs
     that can run nowhere are refused, all in one line.
     """
-    rows = np.flatnonzero(trace.to_forecast)
+    rows = np.flatnonzero(log.to_forecast)
     if not len(rows):
-        return trace
+        return log
     steps = steps or StepTimes(cluster)
-    asks, numbers, found = _references(trace, rows, steps, progress)
-    duration = trace.numbers["duration_s"].copy()
+    asks, numbers, found = _references(log, rows, steps, progress)
+    duration = log.numbers["duration_s"].copy()
     step_s = np.array([reference.step_s for reference in found], dtype=np.float64)
-    duration[rows] = trace.numbers["steps"][rows] * step_s[numbers]
-    types = trace.texts["gpu_type"].copy()
+    duration[rows] = log.numbers["steps"][rows] * step_s[numbers]
+    types = log.texts["gpu_type"].copy()
     bound = [row for row, number in zip(rows.tolist(), numbers.tolist(), strict=True) if found[number].excluded]
     for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
         if found[number].excluded:
             types[row] = found[number].where.gpu_type
-    notes = [f"{trace.path}: {jobs(len(rows))} without duration_s forecast, from {len(asks)} distinct descriptions"]
+    notes = [f"{log.path}: {jobs(len(rows))} without duration_s forecast, from {len(asks)} distinct descriptions"]
     if bound:
         notes.append(
-            f"{trace.path}: {jobs(len(bound))} bound to the GPU type on which they can run, {trace.where(bound[0])} to "
+            f"{log.path}: {jobs(len(bound))} bound to the GPU type on which they can run, {log.where(bound[0])} to "
             f"{types[bound[0]]}"
         )
-    return trace.with_columns(numbers={"duration_s": duration}, texts={"gpu_type": types}).with_notes(*notes)
+    return log.with_columns(numbers={"duration_s": duration}, texts={"gpu_type": types}).with_notes(*notes)
 
 
-def forecast_seconds(trace: Trace, steps: StepTimes, *, progress: Progress | None = None) -> Floats:
+def forecast_seconds(log: JobLog, steps: StepTimes, *, progress: Progress | None = None) -> Floats:
     """Forecast how long every job takes on its reference placement, ignoring its ``duration_s``."""
-    rows = np.arange(len(trace))
-    missing = np.flatnonzero(
-        (trace.texts["model"] == "") | (trace.numbers["batch"] < 1) | (trace.numbers["steps"] <= 0)
-    )
+    rows = np.arange(len(log))
+    missing = np.flatnonzero((log.texts["model"] == "") | (log.numbers["batch"] < 1) | (log.numbers["steps"] <= 0))
     if len(missing):
         raise RequestError(
-            f"{trace.path}: {jobs(len(missing))} of {len(trace):,} cannot be forecast, {trace.where(int(missing[0]))} "
+            f"{log.path}: {jobs(len(missing))} of {len(log):,} cannot be forecast, {log.where(int(missing[0]))} "
             "first: a job needs model, batch and steps; give them, or choose other estimates"
         )
-    _, numbers, found = _references(trace, rows, steps, progress)
+    _, numbers, found = _references(log, rows, steps, progress)
     step_s = np.array([reference.step_s for reference in found], dtype=np.float64)
-    seconds: Floats = trace.numbers["steps"] * step_s[numbers]
+    seconds: Floats = log.numbers["steps"] * step_s[numbers]
     return seconds
 
 
 def _references(
-    trace: Trace, rows: Ints, steps: StepTimes, progress: Progress | None
+    log: JobLog, rows: Ints, steps: StepTimes, progress: Progress | None
 ) -> tuple[list[Ask], Ints, list[Reference]]:
     """Return the distinct descriptions of some jobs, the number of each job's, and the reference of each."""
     steps.check_types()
     order: dict[Ask, int] = {}
-    numbers = np.array([order.setdefault(_ask(trace, row), len(order)) for row in rows.tolist()], dtype=np.int64)
+    numbers = np.array([order.setdefault(_ask(log, row), len(order)) for row in rows.tolist()], dtype=np.int64)
     asks, found = list(order), list[Reference]()
     refused: list[tuple[int, str]] = []
     for number, ask in enumerate(asks):
@@ -173,17 +171,17 @@ def _references(
     if refused:
         bad = [number for number, reference in enumerate(found) if reference is _NONE]
         count = int(np.isin(numbers, bad).sum())
-        named = "; ".join(f"{trace.where(row)}: {reason}" for row, reason in refused[:SHOWN])
+        named = "; ".join(f"{log.where(row)}: {reason}" for row, reason in refused[:SHOWN])
         more = f"; and {len(refused) - SHOWN:,} more descriptions" if len(refused) > SHOWN else ""
-        raise RequestError(f"{trace.path}: {count:,} of {jobs(len(trace))} cannot be forecast: {named}{more}")
+        raise RequestError(f"{log.path}: {count:,} of {jobs(len(log))} cannot be forecast: {named}{more}")
     return asks, numbers, found
 
 
 _NONE: Final = Reference(Where("", 0, 0, 0), math.nan)
 
 
-def _ask(trace: Trace, row: int) -> Ask:
-    numbers, texts = trace.numbers, trace.texts
+def _ask(log: JobLog, row: int) -> Ask:
+    numbers, texts = log.numbers, log.texts
     least, most = numbers["min_gpus"][row], numbers["max_gpus"][row]
     what = What(texts["model"][row], int(numbers["batch"][row]), texts["strategy"][row], bool(most > least))
     return Ask(what, float(numbers["num_gpus"][row]), texts["vc"][row], texts["gpu_type"][row])

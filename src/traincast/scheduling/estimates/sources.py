@@ -2,9 +2,9 @@
 
 ::
 
-    load_estimates("noisy:0.3", trace, cluster)
-    load_estimates("predicted", trace, cluster)            # jobs with model, batch and steps
-    load_estimates("predicted:gavel", trace, cluster)      # models of the trace by stand-ins of the zoo
+    load_estimates("noisy:0.3", log, cluster)
+    load_estimates("predicted", log, cluster)            # jobs with model, batch and steps
+    load_estimates("predicted:gavel", log, cluster)      # models of the log by stand-ins of the zoo
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from traincast.errors import RequestError
 from traincast.scheduling.estimates.beliefs import Beliefs, Given, load_beliefs
 from traincast.scheduling.estimates.forecasts import Progress, forecast_seconds
 from traincast.scheduling.estimates.stand_ins import StandIns, load_stand_ins
-from traincast.scheduling.joblogs.read import Trace
+from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.joblogs.table import Bools, Floats, Texts, jobs
 from traincast.scheduling.sharing.step_times import StepTimes
 from traincast.scheduling.space.cluster import SharedCluster
@@ -26,12 +26,12 @@ from traincast.scheduling.space.cluster import SharedCluster
 
 def load_estimates(
     text: str,
-    trace: Trace,
+    log: JobLog,
     cluster: SharedCluster,
     *,
     seed: int = 0,
     steps: StepTimes | None = None,
-    history: Trace | None = None,
+    history: JobLog | None = None,
     progress: Progress | None = None,
 ) -> Beliefs:
     """Return the estimates called ``exact``, ``user``, ``noisy:SIGMA``, ``predicted`` or ``predicted:STAND-INS``.
@@ -50,35 +50,35 @@ def load_estimates(
                 f"estimates {text!r}: expected exact, user, noisy:SIGMA, predicted or predicted:STAND-INS"
             ) from error
     stand_ins = load_stand_ins(name) if name else None
-    seconds = predicted_seconds(trace, cluster, steps=steps, stand_ins=stand_ins, history=history, progress=progress)
-    by_job = dict(zip(trace.texts["job_id"].tolist(), seconds.tolist(), strict=True))
-    return Given(by_job, _refusals(trace, stand_ins, history))
+    seconds = predicted_seconds(log, cluster, steps=steps, stand_ins=stand_ins, history=history, progress=progress)
+    by_job = dict(zip(log.texts["job_id"].tolist(), seconds.tolist(), strict=True))
+    return Given(by_job, _refusals(log, stand_ins, history))
 
 
 def predicted_seconds(
-    trace: Trace,
+    log: JobLog,
     cluster: SharedCluster,
     *,
     steps: StepTimes | None = None,
     stand_ins: StandIns | None = None,
-    history: Trace | None = None,
+    history: JobLog | None = None,
     progress: Progress | None = None,
 ) -> Floats:
-    """Forecast how long every job of a trace takes on its reference placement.
+    """Forecast how long every job of a log takes on its reference placement.
 
     With ``history``, the forecasts of a model are multiplied by the median of duration over forecast of its jobs in
-    the history; a model without jobs there takes the median of all jobs. The history must have ended before the trace
+    the history; a model without jobs there takes the median of all jobs. The history must have ended before the log
     begins: otherwise the scheduler would know the future.
 
     Jobs that the stand-ins refuse count as typical: as long as the median forecast of the others. Jobs of a refused
     model that the history has are forecast from their own past.
     """
     steps = _steps(cluster, steps, stand_ins)
-    seconds = _forecast(trace, stand_ins, steps, progress)
-    refused = _refused(trace, stand_ins, history)
+    seconds = _forecast(log, stand_ins, steps, progress)
+    refused = _refused(log, stand_ins, history)
     if refused.all() and len(refused):
         assert stand_ins is not None, "only stand-ins refuse jobs"
-        raise RequestError(f"{trace.path}: no job can be forecast: {stand_ins.refusals(trace)[0]}")
+        raise RequestError(f"{log.path}: no job can be forecast: {stand_ins.refusals(log)[0]}")
     if history is None:
         seconds[refused] = np.median(seconds[~refused]) if refused.any() else 0.0
         return seconds
@@ -88,36 +88,34 @@ def predicted_seconds(
     ratios = timed.numbers["duration_s"] / _forecast(timed, stand_ins, steps)
     scales = _medians(timed.texts["model"], ratios)
     usual = float(np.median(ratios))
-    scaled: Floats = seconds * np.array([scales.get(name, usual) for name in trace.texts["model"].tolist()])
+    scaled: Floats = seconds * np.array([scales.get(name, usual) for name in log.texts["model"].tolist()])
     if refused.any():
         scaled[refused] = np.median(scaled[~refused])
     return scaled
 
 
-def _forecast(trace: Trace, stand_ins: StandIns | None, steps: StepTimes, progress: Progress | None = None) -> Floats:
+def _forecast(log: JobLog, stand_ins: StandIns | None, steps: StepTimes, progress: Progress | None = None) -> Floats:
     """Forecast the time of all jobs: that of their devices, and that of their hosts while the devices wait."""
     if stand_ins is None:
-        return forecast_seconds(trace, steps, progress=progress)
-    seconds: Floats = forecast_seconds(stand_ins.described(trace), steps, progress=progress)
-    return seconds + stand_ins.host_seconds(trace)
+        return forecast_seconds(log, steps, progress=progress)
+    seconds: Floats = forecast_seconds(stand_ins.described(log), steps, progress=progress)
+    return seconds + stand_ins.host_seconds(log)
 
 
-def _refused(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> Bools:
+def _refused(log: JobLog, stand_ins: StandIns | None, history: JobLog | None) -> Bools:
     """Return which jobs have no forecast: their stand-in is refused, and the history has none of their kind."""
     if stand_ins is None:
-        return np.zeros(len(trace), dtype=bool)
+        return np.zeros(len(log), dtype=bool)
     timed = set() if history is None else set(history.texts["model"][history.numbers["duration_s"] > 0].tolist())
-    names = trace.texts["model"].tolist()
-    return np.array(
-        [bool(why) and name not in timed for why, name in zip(stand_ins.refusals(trace), names, strict=True)]
-    )
+    names = log.texts["model"].tolist()
+    return np.array([bool(why) and name not in timed for why, name in zip(stand_ins.refusals(log), names, strict=True)])
 
 
-def _refusals(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> tuple[str, ...]:
+def _refusals(log: JobLog, stand_ins: StandIns | None, history: JobLog | None) -> tuple[str, ...]:
     """Return one sentence for each model whose jobs have no forecast."""
     if stand_ins is None:
         return ()
-    names = trace.texts["model"][_refused(trace, stand_ins, history)].tolist()
+    names = log.texts["model"][_refused(log, stand_ins, history)].tolist()
     return tuple(
         f"{jobs(names.count(name))} of {name} not forecast, and taken as typical: {stand_ins.models[name].refused}"
         for name in dict.fromkeys(names)
@@ -156,9 +154,9 @@ class ModelError:
     mape: float
 
 
-def forecast_errors(trace: Trace, believed: Beliefs | Mapping[str, float]) -> list[ModelError]:
-    """Forecasts against durations, for each model of a trace and (as "all") together; jobs without one are left out."""
-    timed = trace.select(trace.numbers["duration_s"] > 0)
+def forecast_errors(log: JobLog, believed: Beliefs | Mapping[str, float]) -> list[ModelError]:
+    """Forecasts against durations, for each model of a log and (as "all") together; jobs without one are left out."""
+    timed = log.select(log.numbers["duration_s"] > 0)
     given = believed.by_job if isinstance(believed, Given) else believed
     if not isinstance(given, Mapping):
         raise RequestError("only forecasts have errors: give the estimates that load_estimates returns for predicted")

@@ -1,7 +1,7 @@
-"""Stand-ins: models of the zoo that replace the models named by a public trace, so that its jobs can be forecast.
+"""Stand-ins: models of the zoo that replace the models named by a public log, so that its jobs can be forecast.
 
 A table is a TOML file with ``about``, ``batch_per_gpu``, ``precision`` and ``runtime``. With ``batch_per_gpu``, the
-batch of a job is that of one GPU, and its steps are summed over its GPUs. For each model of the trace it has
+batch of a job is that of one GPU, and its steps are summed over its GPUs. For each model of the log it has
 ``[models."NAME"]`` with ``model`` (as `predict` takes it), ``likeness`` (same, alike or flops), ``note``, ``batch``
 (for jobs that state none) and ``samples`` (samples of the stand-in for each sample of the job). ``host_sample_s`` is
 the time in which the training process itself prepares one sample, while its GPU waits. ``refused`` is the reason why
@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta
 
 from traincast.errors import FileFormatError, UnknownNameError
-from traincast.scheduling.joblogs.read import Trace
+from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.joblogs.table import Floats, jobs
 from traincast.schema import Text, convert, read_table, read_toml, table_of
 
@@ -33,7 +33,7 @@ _Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e3, description="seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A model of the zoo that replaces one of a trace, and the host's share of its time."""
+    """A model of the zoo that replaces one of a log, and the host's share of its time."""
 
     model: Text
     likeness: Likeness = "same"
@@ -46,7 +46,7 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """Stand-ins by the names of models in a trace, and how the trace's jobs were run."""
+    """Stand-ins by the names of models in a log, and how the log's jobs were run."""
 
     name: str
     about: str
@@ -55,53 +55,53 @@ class StandIns:
     precision: str | None = None
     runtime: str | None = None
 
-    def described(self, trace: Trace) -> Trace:
-        """Return the trace with stand-ins as models, and with batches and steps counted over all GPUs of a job."""
-        found = self._of(trace)
-        gpus = self._gpus(trace)
+    def described(self, log: JobLog) -> JobLog:
+        """Return the log with stand-ins as models, and with batches and steps counted over all GPUs of a job."""
+        found = self._of(log)
+        gpus = self._gpus(log)
         samples = np.array([one.samples for one in found], dtype=np.float64)
-        batch = self._batch(trace, found)
-        return trace.with_columns(
-            numbers={"batch": np.round(batch * gpus * samples), "steps": trace.numbers["steps"] / gpus},
+        batch = self._batch(log, found)
+        return log.with_columns(
+            numbers={"batch": np.round(batch * gpus * samples), "steps": log.numbers["steps"] / gpus},
             texts={"model": np.array([one.model for one in found], dtype=object)},
         )
 
-    def host_seconds(self, trace: Trace) -> Floats:
+    def host_seconds(self, log: JobLog) -> Floats:
         """Return the seconds in which the hosts of each job prepare its samples while its GPUs wait.
 
         Every GPU has its own process, which prepares its part of the batch.
         """
-        found = self._of(trace)
+        found = self._of(log)
         each = np.array([one.host_sample_s for one in found], dtype=np.float64)
-        parts = 1.0 if self.batch_per_gpu else np.maximum(1.0, trace.numbers["num_gpus"])
-        seconds: Floats = trace.numbers["steps"] / self._gpus(trace) * self._batch(trace, found) / parts * each
+        parts = 1.0 if self.batch_per_gpu else np.maximum(1.0, log.numbers["num_gpus"])
+        seconds: Floats = log.numbers["steps"] / self._gpus(log) * self._batch(log, found) / parts * each
         return seconds
 
-    def refusals(self, trace: Trace) -> list[str]:
+    def refusals(self, log: JobLog) -> list[str]:
         """Return for each job why it cannot be forecast; "" if it can."""
-        return [one.refused for one in self._of(trace)]
+        return [one.refused for one in self._of(log)]
 
-    def _of(self, trace: Trace) -> list[StandIn]:
-        """Return the stand-in of each job; a trace with a model that has none is refused."""
-        names = trace.texts["model"].tolist()
+    def _of(self, log: JobLog) -> list[StandIn]:
+        """Return the stand-in of each job; a log with a model that has none is refused."""
+        names = log.texts["model"].tolist()
         unknown = sorted({name for name in names if name not in self.models})
         if unknown:
             first = names.index(unknown[0])
             raise FileFormatError(
-                f"{trace.path}: {trace.where(first)} has the model {unknown[0]!r}, for which the stand-ins {self.name} "
+                f"{log.path}: {log.where(first)} has the model {unknown[0]!r}, for which the stand-ins {self.name} "
                 f"have nothing ({jobs(sum(name in unknown for name in names))} in all): known are "
                 f"{', '.join(sorted(self.models))}"
             )
         return [self.models[name] for name in names]
 
-    def _gpus(self, trace: Trace) -> Floats:
+    def _gpus(self, log: JobLog) -> Floats:
         """Return by how many GPUs the steps of each job are divided."""
-        return np.maximum(1.0, trace.numbers["num_gpus"]) if self.batch_per_gpu else np.ones(len(trace))
+        return np.maximum(1.0, log.numbers["num_gpus"]) if self.batch_per_gpu else np.ones(len(log))
 
-    def _batch(self, trace: Trace, found: Sequence[StandIn]) -> Floats:
+    def _batch(self, log: JobLog, found: Sequence[StandIn]) -> Floats:
         """Return the batch that each job states, or the usual one of its model."""
         usual = np.array([one.batch for one in found], dtype=np.float64)
-        return np.where(trace.numbers["batch"] > 0, trace.numbers["batch"], usual)
+        return np.where(log.numbers["batch"] > 0, log.numbers["batch"], usual)
 
 
 def stand_in_names() -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""How job traces are read, one file per format; :data:`traincast.scheduling.joblogs.read.FORMATS` lists them."""
+"""How job logs are read, one file per format; :data:`traincast.scheduling.joblogs.read.FORMATS` lists them."""

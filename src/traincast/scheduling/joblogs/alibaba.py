@@ -1,4 +1,4 @@
-"""Two traces of Alibaba: PAI (two months of 2020, jobs made of tasks) and openb (2023, pods that share GPUs).
+"""Two logs of Alibaba: PAI (two months of 2020, jobs made of tasks) and openb (2023, pods that share GPUs).
 
 PAI's tables come without header. ``pai_task_table.csv`` has ``job_name, task_name, inst_num, status, start_time,
 end_time, plan_cpu, plan_mem, plan_gpu, gpu_type``, with ``plan_gpu`` in hundredths of a GPU for each of ``inst_num``
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.source import Source, open_source, plain
+from traincast.scheduling.joblogs.source import Source, open_source, printable
 from traincast.scheduling.joblogs.table import Bools, Floats, Ints, JobColumns, Texts, TextTable, jobs, need, read_table
 
 TABLES: Final[dict[str, tuple[str, ...]]] = {
@@ -111,7 +111,7 @@ def _numbers(table: TextTable, name: str, drop_invalid: bool) -> Floats:
         them = "them" if len(cells) > 1 else "it"
         raise FileFormatError(
             f"{table.source.path} has {len(cells):,} cell{'s' if len(cells) > 1 else ''} of {name} without a number: "
-            f"{table.place} {table.lines[row]} has {plain(text)!r}; correct {them}, or leave {them} out "
+            f"{table.place} {table.lines[row]} has {printable(text)!r}; correct {them}, or leave {them} out "
             "with drop_invalid"
         )
     return values

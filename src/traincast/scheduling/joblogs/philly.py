@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.source import MAX_JSON_BYTES, Source, plain, read_text
+from traincast.scheduling.joblogs.source import MAX_JSON_BYTES, Source, printable, read_text
 from traincast.scheduling.joblogs.table import JobColumns
 
 _KEYS: Final = ("jobid", "submitted_time", "attempts")
@@ -180,4 +180,4 @@ def _text(value: Any) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "a list" if isinstance(value, list) else "an object"
-    return plain(repr(value))
+    return printable(repr(value))

@@ -1,11 +1,11 @@
-"""Job traces: read from a table or a log, checked, in order of submission.
+"""Job logs: read from a table or a published log, checked, in order of submission.
 
 ::
 
-    trace = load_jobs(Path("jobs.csv"))
-    trace.jobs               # what a simulation takes
-    trace["duration_s"]      # a column, as NumPy
-    trace.notes              # what was left out, sorted or rounded, one sentence each
+    log = load_jobs(Path("jobs.csv"))
+    log.jobs               # what a simulation takes
+    log["duration_s"]      # a column, as NumPy
+    log.notes              # what was left out, sorted or rounded, one sentence each
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.scheduling.check import check_values
 from traincast.scheduling.joblogs import alibaba, helios, native, philly, swf
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.joblogs.source import Source, open_source, plain
+from traincast.scheduling.joblogs.source import Source, open_source, printable
 from traincast.scheduling.joblogs.table import Bools, Floats, Ints, JobColumns, Texts, jobs
 
 NUMBERS: Final[Mapping[str, float]] = {
@@ -54,7 +54,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How traces of one format are recognised and read; ``dated`` if submissions are dates."""
+    """How logs of one format are recognised and read; ``dated`` if submissions are dates."""
 
     about: str
     matches: Callable[[Source], bool]
@@ -74,10 +74,10 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trace:
+class JobLog:
     """Jobs as columns, in order of submission.
 
-    ``trace[name]`` is the column of a field of :class:`Job`, or ``status``; texts are "" and numbers NaN or 0 where a
+    ``log[name]`` is the column of a field of :class:`Job`, or ``status``; texts are "" and numbers NaN or 0 where a
     job has none. ``lines`` is where each job stands in the file (its line, row or entry, which ``place`` says).
     """
 
@@ -97,7 +97,7 @@ class Trace:
             return self.texts[name]
         if name in self.numbers:
             return self.numbers[name]
-        raise UnknownNameError("column of a trace", name, (*self.numbers, *self.texts))
+        raise UnknownNameError("column of a log", name, (*self.numbers, *self.texts))
 
     @property
     def to_forecast(self) -> Bools:
@@ -112,10 +112,10 @@ class Trace:
 
     def where(self, index: int) -> str:
         """Return where a job stands in the file, and its name: ``line 12 (job philly-000010)``."""
-        return f"{self.place} {self.lines[index]} (job {plain(self.texts['job_id'][index])})"
+        return f"{self.place} {self.lines[index]} (job {printable(self.texts['job_id'][index])})"
 
-    def select(self, mask: Bools) -> Trace:
-        """Return the trace with only the jobs of ``mask``."""
+    def select(self, mask: Bools) -> JobLog:
+        """Return the log with only the jobs of ``mask``."""
         return replace(
             self,
             numbers={name: column[mask] for name, column in self.numbers.items()},
@@ -125,17 +125,17 @@ class Trace:
 
     def with_columns(
         self, *, numbers: Mapping[str, Floats] | None = None, texts: Mapping[str, Texts] | None = None
-    ) -> Trace:
+    ) -> JobLog:
         """Return the jobs with other values in some columns, such as forecast durations."""
         return replace(self, numbers={**self.numbers, **(numbers or {})}, texts={**self.texts, **(texts or {})})
 
-    def with_notes(self, *notes: str) -> Trace:
-        """Return the trace with further notes."""
+    def with_notes(self, *notes: str) -> JobLog:
+        """Return the log with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
-        """Return the jobs as objects; refuses a trace with a job that has no duration."""
+        """Return the jobs as objects; refuses a log with a job that has no duration."""
         missing = np.flatnonzero(self.to_forecast)
         if len(missing):
             raise RequestError(
@@ -162,8 +162,8 @@ class Trace:
         return fields
 
 
-def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool = False) -> Trace:  # noqa: A002
-    """Read a trace and check every job; without ``format``, the format is detected from the content.
+def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool = False) -> JobLog:  # noqa: A002
+    """Read a log and check every job; without ``format``, the format is detected from the content.
 
     Jobs that no simulation can run (no time of submission, no GPUs, a negative duration, a name used twice) are
     refused together, in one line that counts them and names the first; with ``drop_invalid`` they are left out, and
@@ -171,7 +171,7 @@ def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool
     """
     path = Path(path)
     if format is not None and format not in FORMATS:
-        raise UnknownNameError("trace format", format, FORMATS)
+        raise UnknownNameError("log format", format, FORMATS)
     if path.is_dir() and (path / "pai_task_table.csv").is_file():
         path = path / "pai_task_table.csv"
     source = open_source(path)
@@ -187,11 +187,11 @@ def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool
         notes.append(f"{path}: {jobs(sum(columns.left_out.values()))} left out: {counts}")
     if not len(columns):
         reason = f"; {notes[-1].partition(': ')[2]}" if columns.left_out else ""
-        raise FileFormatError(f"{path} has no jobs that can run{reason}: give a trace with at least one")
+        raise FileFormatError(f"{path} has no jobs that can run{reason}: give a log with at least one")
     order = np.argsort(columns.numbers["submit_s"], kind="stable")
     if np.any(np.diff(columns.numbers["submit_s"]) < 0.0):
         notes.append(f"{path}: jobs were not in order of submission: sorted by submit_s")
-    return Trace(
+    return JobLog(
         path=path,
         format=name,
         numbers={name: columns.numbers[name][order] for name in NUMBERS},
@@ -211,9 +211,11 @@ def detect_format(source: Source) -> str:
     if known & set(source.header):
         return "native"
     others = [kind.about for name, kind in FORMATS.items() if name != "native"]
-    shown = ", ".join(repr(plain(cell, 24)) for cell in source.header[:6]) + (", …" if len(source.header) > 6 else "")
+    shown = ", ".join(repr(printable(cell, 24)) for cell in source.header[:6]) + (
+        ", …" if len(source.header) > 6 else ""
+    )
     raise FileFormatError(
-        f"{source.path} is not a job trace of a known format: its first line has {shown or 'nothing'}; expected the "
+        f"{source.path} is not a job log of a known format: its first line has {shown or 'nothing'}; expected the "
         f"columns job_id, submit_s, num_gpus and duration_s, or {', '.join(others)}"
     )
 

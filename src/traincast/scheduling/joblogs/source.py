@@ -1,7 +1,7 @@
 """Untrusted files, plain or gzipped, read within the limits stated here.
 
-A trace is somebody's log: it may be a gigabyte on one line, an archive under another name, or cut off. In every case,
-reading it gives columns, or an error of one line that says what is wrong.
+A log is somebody else's file: it may be a gigabyte on one line, an archive under another name, or cut off. In every
+case, reading it gives columns, or an error of one line that says what is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 MAX_BYTES: Final = 4 * 1024**3
-"""Largest text, unpacked; the tables of public traces are below 2 GB."""
+"""Largest text, unpacked; the tables of public logs are below 2 GB."""
 MAX_JSON_BYTES: Final = 512 * 1024**2
 MAX_LINE_BYTES: Final = 1024**2
 MAX_COLUMNS: Final = 1000
@@ -129,7 +129,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:120].rstrip(".")
 
 
-def plain(text: object, limit: int = 40) -> str:
+def printable(text: object, limit: int = 40) -> str:
     """Return a text of a file in a form that a message can show: one line, printable, not too long."""
     shown = "".join(c if c.isprintable() else "\ufffd" for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.source import MAX_BYTES, Source, plain, read_text
+from traincast.scheduling.joblogs.source import MAX_BYTES, Source, printable, read_text
 from traincast.scheduling.joblogs.table import Floats, JobColumns, Texts
 
 FIELDS: Final = 18
@@ -88,7 +88,7 @@ def _values(source: Source, numbered: list[tuple[int, str]], *, drop_invalid: bo
     if bad and (not drop_invalid or len(bad) == len(rows)):
         cells, where = rows[bad[0]], numbered[bad[0]][0]
         wrong = next((cell for cell in cells[:FIELDS] if not _is_number(cell)), None)
-        found = f"has {len(cells)} fields" if wrong is None else f"has {plain(wrong)!r}"
+        found = f"has {len(cells)} fields" if wrong is None else f"has {printable(wrong)!r}"
         them = "them" if len(bad) > 1 else "it"
         raise FileFormatError(
             f"{source.path} has {len(bad):,} line{'s' if len(bad) > 1 else ''} without the {FIELDS} numbers of the "

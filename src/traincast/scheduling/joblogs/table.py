@@ -22,7 +22,7 @@ from traincast.scheduling.joblogs.source import (
     first_not_utf8,
     line_numbers,
     open_bytes,
-    plain,
+    printable,
     reading,
 )
 from traincast.tables import read_arrow
@@ -113,7 +113,7 @@ class TextTable:
 
         encoded = pc.utf8_trim_whitespace(self.columns[name]).combine_chunks().dictionary_encode()
         words: list[str] = [*encoded.dictionary.to_pylist(), ""]
-        numbers, there = _plain(encoded.indices, np.dtype(np.int32))
+        numbers, there = _values_of(encoded.indices, np.dtype(np.int32))
         return np.where(there, numbers, len(words) - 1).astype(np.int64), words
 
     def texts(self, name: str) -> Texts:
@@ -133,7 +133,7 @@ class TextTable:
             return np.full(len(self), np.nan)
         trimmed = pc.utf8_trim_whitespace(self.columns[name]).combine_chunks()
         try:
-            values, there = _plain(pc.cast(trimmed, pa.float64()), np.dtype(np.float64))
+            values, there = _values_of(pc.cast(trimmed, pa.float64()), np.dtype(np.float64))
         except pa.ArrowInvalid:
             parsed, bad = _parse(trimmed.to_pylist())
             unparsable.setdefault(called or name, {}).update(bad)
@@ -152,7 +152,7 @@ class TextTable:
             stamps = pc.cast(dates, pa.timestamp("s"))
         except pa.ArrowInvalid:  # slower, but finds the cells that are not dates
             stamps = pc.strptime(dates, format="%Y-%m-%d %H:%M:%S", unit="s", error_is_null=True)
-        values, there = _plain(stamps, np.dtype(np.int64))
+        values, there = _values_of(stamps, np.dtype(np.int64))
         if stamps.null_count > dates.null_count:
             cells = self.columns[name].to_pylist()
             bad = {int(row): cells[row] for row in np.flatnonzero(~there) if cells[row]}
@@ -160,7 +160,7 @@ class TextTable:
         return np.where(there, values, np.nan)
 
 
-def _plain(array: pa.Array, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Bools]:
+def _values_of(array: pa.Array, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Bools]:
     """Values and validity of an array, straight from its memory: Arrow's own conversion would import pandas."""
     valid, values = array.buffers()
     end = array.offset + len(array)
@@ -191,7 +191,7 @@ def need(source: Source, names: Sequence[str], *, what: str) -> None:
     """Refuse a table without the columns ``names``."""
     missing = [name for name in names if name not in source.header]
     if missing:
-        has = ", ".join(plain(name) for name in source.header[:12]) or "none"
+        has = ", ".join(printable(name) for name in source.header[:12]) or "none"
         raise FileFormatError(
             f"{source.path} lacks {_listed(missing)}: {what} needs {_listed(names)}; "
             f"its columns are {has}{', …' if len(source.header) > 12 else ''}"
@@ -220,7 +220,7 @@ def read_table(
     lines = _line_numbers(source, len(table), malformed, has_header=has_header, has_blank=has_blank)
     if malformed and not drop_malformed:
         number, found, text = malformed[0]
-        shown = plain(text)
+        shown = printable(text)
         raise FileFormatError(
             f"{source.path} has {len(malformed):,} line{'s' if len(malformed) > 1 else ''} with more or fewer cells "
             f"than its {len(header)} columns: line {lines.of_row(number)} has {found} ({shown!r}); correct "

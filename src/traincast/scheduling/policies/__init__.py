@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from traincast.scheduling.policies.attained import Gittins, Las, Tiresias
-from traincast.scheduling.policies.backfill import Easy
-from traincast.scheduling.policies.conservative import Conservative
+from traincast.scheduling.policies.backfill import Conservative, Easy
 from traincast.scheduling.policies.elastic import Elastic
 from traincast.scheduling.policies.leased import Gandiva, Gavel, MaxMin, Themis
-from traincast.scheduling.policies.ordered import Fifo, FifoFit, Priority, Qssf, Sjf, SjfFit
+from traincast.scheduling.policies.ordered import FailureAware, Fifo, FifoFit, Priority, Qssf, Sjf, SjfFit
 from traincast.scheduling.policies.ranked import Edf, Srsf, Srtf
-from traincast.scheduling.policies.reliability import FailureAware
 from traincast.scheduling.policy import Policy
 
 POLICIES: Final[dict[str, type[Policy]]] = {

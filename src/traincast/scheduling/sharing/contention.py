@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 from traincast.errors import RequestError, UnknownNameError
 from traincast.scheduling.estimates.forecasts import ask_of, is_described
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.joblogs.read import Trace
+from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.queue.run import JobRun
 from traincast.scheduling.queue.speeds import PlacedGpus
 from traincast.scheduling.sharing.step_times import StepTimes, What, Where
 from traincast.scheduling.space.free import UNIT, Allocation
-from traincast.scheduling.space.placement_rule import Placement
+from traincast.scheduling.space.placement import Placement
 
 if TYPE_CHECKING:
     from traincast.scheduling.sharing.server_programs import ServerProgram
@@ -213,13 +213,13 @@ def _on_gpu(run: JobRun, node: int, mask: int) -> bool:
     return held is not None and held.units < UNIT and held.gpus == ((node, mask),)
 
 
-def contention_of(trace: Trace, steps: StepTimes) -> tuple[ForecastContention, tuple[str, ...]]:
-    """Return how the jobs of a trace slow one another down, and notes; refuses a trace that describes no job."""
-    jobs = trace.jobs
+def contention_of(log: JobLog, steps: StepTimes) -> tuple[ForecastContention, tuple[str, ...]]:
+    """Return how the jobs of a log slow one another down, and notes; refuses a log that describes no job."""
+    jobs = log.jobs
     known = sum(is_described(job) for job in jobs)
     if not known:
         raise RequestError(
-            f"{trace.path}: no job states what it trains, so nobody knows what it draws from its nodes; give model and "
+            f"{log.path}: no job states what it trains, so nobody knows what it draws from its nodes; give model and "
             "batch, or leave out the sharing"
         )
     silent = len(jobs) - known

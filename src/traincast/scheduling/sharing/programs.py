@@ -4,6 +4,12 @@ The row with the most messages stands for its node. Its compute lane is cut wher
 for, and around those that compute itself waits in; what lies between two cuts is one task. Time in which the lane only
 waits for a message is no part of it: the wait follows from the message. All other gaps (launches, other stages,
 servers) stay as they are.
+
+What a job sends through the uplinks of leaf switches: if g of its n nodes are below one switch, a node sends
+(n − g)/(n − 1) of its bytes through the uplink, as in :func:`traincast.cluster.topology.inter_bandwidth_factor`. So a
+job that uses the share w of the NICs of all its nodes uses w · g · B · (n − g)/(n − 1) / U of an uplink of U bytes/s,
+where a node has NICs of B bytes/s. Long messages do not reach the rate of a NIC, and an uplink that is the bottleneck
+is no better: two jobs whose messages it bounds take twice as long each. So weights count from what long messages reach.
 """
 
 from __future__ import annotations
@@ -15,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
+from traincast.cluster.topology import inter_bandwidth_factor
+from traincast.estimate import CostModel
 from traincast.forecast import Forecast
 from traincast.resources.draws import network_of
 from traincast.resources.forecasting import moves_on_device
@@ -24,6 +32,7 @@ from traincast.scheduling.sharing.together import StepProgram
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.strategy.servers.setup import ServerSetup
+from traincast.work import Collective
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -282,3 +291,31 @@ def _stretched(program: StepProgram, step_s: float) -> StepProgram:
     factor = step_s / alone if alone > 0.0 else 1.0
     weights = {n: np.minimum(1.0, w / factor) if n != "device" else w for n, w in program.weights.items()}
     return StepProgram(duration=program.duration * factor, lane=program.lane, after=program.after, weights=weights)
+
+
+_LONG: Final = float(1 << 30)
+"""Bytes of a message whose time is all bandwidth."""
+
+
+def switch_program(forecast: Forecast, uplink: float) -> StepProgram:
+    """Return the step of a forecast as a program that shares uplinks of ``uplink`` bytes/s, and nothing else.
+
+    ``group_nodes`` nodes of the forecast's cluster are below one switch.
+    """
+    cluster = forecast.request.cluster
+    n, g = cluster.num_nodes, cluster.group_nodes
+    if n <= g:
+        return node_program(forecast).only()
+    demand = g * cluster.inter_node.bandwidth * cluster.nics_per_node * (n - g) / (n - 1) / uplink
+    reached = reached_share(cluster, forecast.cost_model)
+    return node_program(forecast).below_switches(demand / reached).only("switch_receive", "switch_send")
+
+
+def reached_share(cluster: Cluster, cost_model: CostModel) -> float:
+    """Return the share of its NICs, or of what uplinks leave of them, that a long all_reduce of all nodes reaches."""
+    n = cluster.num_nodes
+    work = Collective(kind="all_reduce", nbytes=_LONG, num_ranks=n * cluster.devices_per_node, num_nodes=n)
+    seconds = float(cost_model.estimate([work], cluster).seconds[0])
+    rate = 2.0 * (n - 1) / n * _LONG / seconds
+    links = cluster.inter_node.bandwidth * cluster.nics_per_node * inter_bandwidth_factor(cluster, n)
+    return min(1.0, rate / links)

@@ -125,7 +125,8 @@ class StepTimes:
     def program(self, what: What, where: Where) -> StepProgram | ServerProgram | None:
         """Return the step as a program that can run beside others; ``None`` if the job cannot run there.
 
-        Its use of NICs is a share of all NICs of a node, of which a job has the part that belongs to its GPUs.
+        The program states its use of the network as a share of all NICs of a node. A job that holds only some GPUs of
+        a node uses at most the NICs that belong to these GPUs.
         """
         even = _evened(_used(what, where))
         if not math.isfinite(self.step_s(what, even)):
@@ -144,7 +145,7 @@ class StepTimes:
         if even.num_racks < 2 or not self.cluster.uplink or not math.isfinite(self.step_s(what, even)):
             return None
         if (what, even) not in self._switch_programs:
-            from traincast.scheduling.sharing.switch_programs import switch_program
+            from traincast.scheduling.sharing.programs import switch_program
 
             self._switch_programs[what, even] = switch_program(self._predicted(what, even), self.cluster.uplink)
         return self._switch_programs[what, even]

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from traincast.errors import FileFormatError, RequestError
-from traincast.scheduling.joblogs.source import open_source, plain
+from traincast.scheduling.joblogs.source import open_source, printable
 from traincast.scheduling.joblogs.table import need, read_table
 from traincast.scheduling.space.cluster import Node
 
@@ -81,11 +81,11 @@ def _parse_nodes(text: str) -> tuple[Node, ...]:
         match = _PART.fullmatch(part.strip())
         if match is None:
             raise RequestError(
-                f"nodes {plain(text, 60)!r}: expected NODESxGPUS or NODESxGPUS:TYPE, such as 5x8 or 2x8:V100+4x4:T4"
+                f"nodes {printable(text, 60)!r}: expected NODESxGPUS or NODESxGPUS:TYPE, such as 5x8 or 2x8:V100+4x4:T4"
             )
         nodes += uniform_nodes(int(match[1]), int(match[2]), gpu_type=(match[3] or "").strip(), first=len(nodes))
     if len(nodes) > MAX_NODES:
-        raise RequestError(f"nodes {plain(text, 60)!r} are {len(nodes)} nodes: a cluster has at most {MAX_NODES}")
+        raise RequestError(f"nodes {printable(text, 60)!r} are {len(nodes)} nodes: a cluster has at most {MAX_NODES}")
     return nodes
 
 
@@ -110,10 +110,10 @@ def read_nodes(path: Path) -> NodeList:
     if not np.all(sound):
         row = int(np.flatnonzero(~sound)[0])
         cell = unparsable.get(kind.gpus, {}).get(row)
-        shown = repr(plain(cell)) if cell is not None else "nothing" if np.isnan(gpus[row]) else f"{gpus[row]:.15g}"
+        shown = repr(printable(cell)) if cell is not None else "nothing" if np.isnan(gpus[row]) else f"{gpus[row]:.15g}"
         raise refuse(
             row,
-            f"(node {plain(names[row])}) has {shown} as {kind.gpus}",
+            f"(node {printable(names[row])}) has {shown} as {kind.gpus}",
             f"expected a whole number from 0 to {MAX_GPUS_PER_NODE}",
         )
     seen: dict[str, int] = {}
@@ -123,7 +123,7 @@ def read_nodes(path: Path) -> NodeList:
         if name in seen:
             raise refuse(
                 row,
-                f"has node {plain(name)} again, after {table.place} {table.lines[seen[name]]}",
+                f"has node {printable(name)} again, after {table.place} {table.lines[seen[name]]}",
                 "a node is named once",
             )
         seen[name] = row

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from traincast.graph import Phase
-from traincast.testbed.rank.clock import now
 from traincast.testbed.rank.emulate import DeviceClock, Emulation
-from traincast.testbed.rank.recorder import SpanRecorder
+from traincast.testbed.rank.recorder import SpanRecorder, now
 
 _T = TypeVar("_T")
 

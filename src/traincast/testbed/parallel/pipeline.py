@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from traincast.errors import RequestError
 from traincast.testbed.parallel.bed import Bed
-from traincast.testbed.rank.clock import now
+from traincast.testbed.rank.recorder import now
 
 SCHEDULES: Final = {
     "gpipe": pipelining.ScheduleGPipe,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from traincast.errors import TraincastError
-from traincast.testbed.rank.clock import now
+from traincast.testbed.rank.recorder import now
 
 Store = Any
 """A store of ``torch.distributed``: ``set`` and a ``get`` that waits."""

@@ -25,8 +25,7 @@ from traincast.graph.capture.aten import describe
 from traincast.graph.vocabulary import FREE
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import spec_of, without_scratch
-from traincast.testbed.rank.clock import now, sleep_until
-from traincast.testbed.rank.recorder import SpanRecorder
+from traincast.testbed.rank.recorder import SpanRecorder, now, sleep_until
 
 _LEAST_SLEEP_S: Final = 2e-4
 """Shorter waits are left to the next operator: waking up costs as much."""

@@ -1,9 +1,20 @@
-"""What a rank did, and when: its spans, in the clock that all processes of a machine share."""
+"""What a rank did, and when: its spans, and the clock that all processes of a machine share."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+import time
+from typing import Any, Final, NamedTuple
+
+now: Final = time.monotonic
+"""Seconds since some moment that is the same for all processes of this machine."""
+
+
+def sleep_until(when: float) -> None:
+    """Returns at ``when``, or at once if it has passed."""
+    ahead = when - now()
+    if ahead > 0.0:
+        time.sleep(ahead)
 
 
 class SpanRow(NamedTuple):

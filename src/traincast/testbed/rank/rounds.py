@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from traincast.collector import without_collector
 from traincast.estimate.events.file import REAL, Row
-from traincast.profiling.contention import longest_delay_s, thread_delays_s
 from traincast.profiling.events.network import MessageTimer, call_of, interference
 from traincast.profiling.events.request import EventsRequest, Message, needed_works
 from traincast.profiling.events.worker import OperatorEvents
+from traincast.profiling.timing import longest_delay_s, thread_delays_s
 from traincast.testbed.events import groups_of
-from traincast.testbed.rank.clock import now, sleep_until
+from traincast.testbed.rank.recorder import now, sleep_until
 
 _PAUSE_S: Final = 0.006
 """Pause before a message: as after a pass of a step, the bucket of a shaped link has filled, and ranks must wake up."""

@@ -25,10 +25,10 @@ from traincast.graph.capture.capture import sum_of
 from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import Traceable
-from traincast.profiling.contention import disturbed, longest_delay_s, thread_delays_s
 from traincast.profiling.events.steps import optimizer_of
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import ValidTargets, inputs_of, materialize, traceable_of
+from traincast.profiling.timing import disturbed, longest_delay_s, thread_delays_s
 from traincast.strategy import Lowered
 from traincast.strategy.lower import Layout
 from traincast.strategy.mesh import Axis
@@ -36,9 +36,8 @@ from traincast.testbed.events import EVENTS_FILE
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
 from traincast.testbed.parallel.model import StageModules, layers_of, parts_of, tied_weight
-from traincast.testbed.rank.clock import now, sleep_until
 from traincast.testbed.rank.emulate import DeviceClock, Emulation, SecondsOfOperators
-from traincast.testbed.rank.recorder import SpanRecorder
+from traincast.testbed.rank.recorder import SpanRecorder, now, sleep_until
 from traincast.testbed.rank.rounds import EventRounds
 from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import lowered_of

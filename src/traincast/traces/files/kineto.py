@@ -133,7 +133,7 @@ class Header(msgspec.Struct):
     devices: list[DeviceProperties] | None = msgspec.field(name="deviceProperties", default=None)
 
 
-def event_kind(category: str, name: str) -> Kind | None:
+def kind_of_event(category: str, name: str) -> Kind | None:
     """Return the kind of a complete event, or ``None`` if it is of no use here (such as a Python function)."""
     kind = _KINDS.get(category.lower())
     if kind is None and _CALLS.search(category):

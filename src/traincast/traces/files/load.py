@@ -17,7 +17,7 @@ import numpy as np
 from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError
 from traincast.traces.files.chunks import PIECE_BYTES, EventReader, NotATraceError
-from traincast.traces.files.kineto import ABSENT, Args, Event, Header, Kind, Number, event_kind
+from traincast.traces.files.kineto import ABSENT, Args, Event, Header, Kind, Number, kind_of_event
 from traincast.traces.files.trace import NONE, Ints, ProfilerTrace, RecordedMessage, RecordedShape, SyncFacts
 
 _TENS: Final = np.array([1000, 100, 10, 1])
@@ -174,7 +174,7 @@ class _Columns:
         """Return the events whose category has a meaning here, and its kind; count the others."""
         categories = [event.cat for event in events]
         for category in set(categories) - self._kinds.keys():
-            kind = event_kind(category, "")
+            kind = kind_of_event(category, "")
             self._kinds[category] = NONE if kind is None else int(kind)
         kinds = list(map(self._kinds.__getitem__, categories))
         if NONE not in kinds:
@@ -186,7 +186,7 @@ class _Columns:
     def _kinds_by_name(self, kinds: Ints, name: Ints) -> Ints:
         """Return the kinds of events, where ranges that early releases filed under operators are ranges."""
         new = list(self._names)[len(self._ranges) :]
-        self._ranges += [event_kind(_OPERATOR, text) is Kind.ANNOTATION for text in new]
+        self._ranges += [kind_of_event(_OPERATOR, text) is Kind.ANNOTATION for text in new]
         ranges = np.array(self._ranges, dtype=bool)[name]
         return np.where(ranges & (kinds == Kind.OPERATOR), int(Kind.ANNOTATION), kinds)
 

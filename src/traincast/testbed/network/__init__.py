@@ -1,1 +1,0 @@
-"""Networks of the testbed, and the processes in them."""
