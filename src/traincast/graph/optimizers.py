@@ -62,7 +62,7 @@ def optimizer_called(name: str) -> Optimizer:
 
 
 def optimizer_with(states: int) -> str:
-    """Returns the name of the first optimizer that keeps so many states per weight."""
+    """Returns the name of the first optimizer of the table that keeps ``states`` per weight."""
     return next(name for name, optimizer in OPTIMIZERS.items() if optimizer.states == states)
 
 

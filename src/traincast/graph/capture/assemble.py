@@ -21,7 +21,7 @@ class NotRepeatableError(Exception):
 
 
 class AddsUpError(Exception):
-    """First repetitions of some blocks add gradients up that second ones do not, so that a third must be traced."""
+    """The first repetition of a block adds up gradients that the second does not, so a third must be traced."""
 
     def __init__(self, containers: set[str]) -> None:
         super().__init__(f"gradients of what the modules in {', '.join(sorted(containers))} share add up")

@@ -250,7 +250,7 @@ class Builder:
                     self._operators[index] = replace(operator, saved=(*operator.saved, spec(made)))
 
     def _close_loops(self) -> None:
-        """What a layer hands to the next one is read by the operators that read what the first one is given."""
+        """Adds edges from the end of a repeated layer to its beginning: each reads the output of the one before."""
         for loop in self._flat.loops:
             for before, after in loop.carried:
                 maker = self._makers.get(id(after.root())) or self._makers.get(id(after))

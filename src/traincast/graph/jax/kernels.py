@@ -301,7 +301,7 @@ class _Joiner:
         return cell
 
     def _written(self, cell: JaxArray, needed: dict[int, JaxArray], depth: int = 0) -> list[JaxArray]:
-        """What is in memory that ``cell`` is, or can be computed from."""
+        """Returns the arrays in memory from which ``cell`` is read, or computed again."""
         made, maker = self._made(cell), self.maker(cell)
         if maker is None or maker.single or id(made) in needed or depth > 8:
             return [_nearest(cell, made)]
@@ -343,7 +343,7 @@ def _computes(equation: Equation) -> bool:
 
 
 def kind_of_kernel(kernel: Kernel) -> OpKind:
-    """What a kernel of point-wise equations and reductions is."""
+    """Returns the kind of a kernel that joins point-wise equations and reductions."""
     names = {e.name for e in kernel.equations}
     reduces = any(n.startswith("reduce_") for n in names)
     if reduces and ("rsqrt" in names or "sqrt" in names):

@@ -34,7 +34,7 @@ class OnnxPart(torch.nn.Module):  # type: ignore[misc]
         self._mark = mark
 
     def extra_repr(self) -> str:
-        """What tells this module from others; equal only for the same place of two repetitions."""
+        """A text that is equal for two modules only if they stand at the same place of two repetitions."""
         return self._mark
 
     def forward(self, run: Callable[..., Any], *arguments: Any) -> Any:

@@ -223,7 +223,7 @@ class _Patterns(OnnxIndex):
         return None
 
     def _unhalved(self, name: str) -> str:
-        """What ``name`` is a constant times of; "" if it is no such product."""
+        """Returns the other factor if ``name`` is a product with a constant, else ""."""
         product = self.maker(name, "Mul")
         parts = self.split_by(product, self.is_host) if product else None
         return parts[0] if parts else ""
