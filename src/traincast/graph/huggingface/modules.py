@@ -127,7 +127,7 @@ def _sound(model: Any, main: str, seq: int | None) -> dict[str, ModelInput]:
 
 
 def _stacked(model: Any, width: int) -> int:
-    """Width of a frame of features: a multiple of ``width`` where the model's first layer reads several side by side."""
+    """Width of a frame of features: a multiple of ``width`` if the first layer of the model reads several at once."""
     import torch
 
     leaves = (m for m in model.modules() if next(m.parameters(recurse=False), None) is not None)

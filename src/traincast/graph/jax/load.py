@@ -119,7 +119,7 @@ def _graph(closed: Any, given: Sequence[Any], keeps: Sequence[bool], spec: str) 
 
 
 def _phases(flat: Flattened) -> list[Phase]:
-    """Returns the phase of each equation: backward if JAX transposed it; else forward, or the optimizer after backward."""
+    """Returns the phase of each equation: backward if JAX transposed it, the optimizer if it is after those."""
     backward = ["transpose(" in e.stack for e in flat.equations]
     end = max((n for n, b in enumerate(backward) if b), default=len(backward))
     loops = [n for n, e in enumerate(flat.equations) if e.loop >= 0]

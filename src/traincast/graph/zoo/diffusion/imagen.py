@@ -25,7 +25,7 @@ _HEAD: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionSizes:
-    """Sizes of what all blocks are conditioned on: the vector of time and text, the words, and the heads that attend to them."""
+    """Sizes of what conditions all blocks: the vector of time and text, the words, and heads that attend to them."""
 
     vector: int
     words: int
