@@ -31,13 +31,10 @@ _CAPTURED: Final = (
 )
 """Models by their dimensions, which are captured anew each time."""
 _BAD_FILES: Final[dict[str, bytes]] = {
-    "empty": b"",
-    "not JSON": b"{model_type: llama}",
     "a list": b"[1, 2]",
     "null": b"null",
     "nested": b"[" * 200_000,
     "no model_type": b"{}",
-    "model_type of the wrong type": b'{"model_type": ["llama"]}',
     "missing field": b'{"model_type": "llama", "num_attention_heads": 2}',
 }
 _BAD_FIELDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
