@@ -58,6 +58,8 @@ _BAD_FIELDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 _SMALL_TYPES: Final = frozenset("example bert|example gpt2|example llama|example mixtral|example mamba2".split("|"))
 
+_COLUMNS: Final = ("file", "operators", "parameters")
+
 
 def _graphs(scope: Scope) -> Iterator[Entry]:
     names = [name for name, _ in canonical.zoo()]
@@ -107,7 +109,5 @@ def _files() -> Iterator[tuple[str, bytes]]:
         yield f"bad-file {name}", content
 
 
-GRAPHS: Final = Part(name="graphs", columns=("file", "operators", "parameters"), entries=_graphs)
-CONFIGURATIONS: Final = Part(
-    name="configurations", columns=("file", "operators", "parameters"), entries=_configurations
-)
+GRAPHS: Final = Part(name="graphs", columns=_COLUMNS, firm=_COLUMNS, entries=_graphs)
+CONFIGURATIONS: Final = Part(name="configurations", columns=_COLUMNS, firm=_COLUMNS, entries=_configurations)
