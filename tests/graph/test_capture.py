@@ -17,7 +17,7 @@ from traincast import CaptureError, OperatorGraph, TensorSpec
 from traincast.graph import DType, OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.capture.recorder import BATCH
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.graph.zoo import Traceable, build
 
 
@@ -195,7 +195,7 @@ def folded_and_whole(spec: str) -> tuple[OperatorGraph, OperatorGraph]:
 
 
 def products(graph: OperatorGraph, phase: Phase) -> float:
-    return sum(op.flops * n for op, n in graph if op.phase is phase and op.kind.value in MATRIX_KINDS)
+    return sum(op.flops * n for op, n in graph if op.phase is phase and op.kind in MATRIX_KINDS)
 
 
 @pytest.mark.long(but=3)

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.conftest import graph_of
-from traincast.graph.zoo.known_models import _GPT, _LLAMA, known_model
+from traincast.graph.zoo.known_models import _tables, known_model
 
-NAMES = [name for line in f"{_LLAMA}{_GPT}".strip().splitlines() for name in line.partition(" : ")[0].split()]
+NAMES = [name for family in ("llama", "gpt") for names in _tables()[family] for name in names.split()]
 SIZED = {name: float(said[1]) for name in NAMES if (said := re.search(r"-(\d+(?:\.\d+)?)b(?=-|$)", name))}
 
 

@@ -14,9 +14,14 @@ from traincast.graph import DType, OpKind, Phase
 from traincast.graph.huggingface.read import from_config
 from traincast.graph.work_amount import attention_fraction
 from traincast.graph.zoo import build
-from traincast.graph.zoo.language.deepseek_v4 import Compressor, keys_seen
+from traincast.graph.zoo.language.deepseek_v4 import (
+    Compressor,
+    keys_seen,
+    stream_collapse,
+    stream_expand,
+    stream_weights,
+)
 from traincast.graph.zoo.parts.kernels import index_scores
-from traincast.graph.zoo.parts.streams import stream_collapse, stream_expand, stream_weights
 
 V32 = (
     "deepseek:layers=4,hidden=48,heads=4,experts=8,top_k=2,expert_ffn=24,ffn=64,q_lora=20,kv_lora=12,rope_dim=4,"

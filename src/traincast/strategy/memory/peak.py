@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from traincast.graph.optimizers import PAGED_OPTIMIZERS
+from traincast.graph.optimizers import optimizer_called
 from traincast.strategy.memory.update import update_copies, updates_here
 from traincast.strategy.program.block import BlockProgram
 from traincast.strategy.program.precision import Precision
@@ -191,7 +191,7 @@ def states_of(
     held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
     updates = held[1] if updates_here(strategy, optimizer=optimizer) else 0.0
     states = sum_of_states(programs, precision)
-    paged = any(p.num_parameters and p.optimizer_name in PAGED_OPTIMIZERS for p in programs)
+    paged = any(p.num_parameters and optimizer_called(p.optimizer_name).paged for p in programs)
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
     frozen, buffers = _fixed(programs, strategy=strategy)
     return {
