@@ -14,7 +14,7 @@ from traincast.graph import OpKind, Phase
 from traincast.graph.tuning.storage import STORAGES
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import Memory, lower
-from traincast.strategy.memory.shown import reported
+from traincast.strategy.memory.peak import reported
 
 HIDDEN, LAYERS, RANK = 256, 4, 8
 MATRICES = {

@@ -8,6 +8,7 @@ forward keeps stay until its backward, and the running pass needs working memory
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -73,6 +74,23 @@ class Memory:
     def to_dict(self) -> dict[str, float]:
         """Components by name."""
         return {name: getattr(self, name) for name in COMPONENTS}
+
+
+def reported(memories: Sequence[Memory], runtime: Runtime, *, capacity: float = math.inf) -> float:
+    """Bytes that a run shows: what the runtime counts, on the rank that it reports; ``capacity`` is the device's.
+
+    A device that shows all its memory shows at most ``capacity``: allocators give unused blocks back before they fail.
+    """
+    paged = [m.parts.get("paged optimizer states", 0.0) for m in memories]
+    match runtime.memory.counter:
+        case "allocated":
+            beside = [0.0 for _ in memories]
+        case "reserved":
+            beside = [m.parts.get("fragmentation", 0.0) for m in memories]
+        case "device":
+            beside = [min(m.other + m.cached, capacity - m.tensors) for m in memories]
+    counts = [m.tensors - away + more for m, away, more in zip(memories, paged, beside, strict=True)]
+    return counts[0] if runtime.memory.reports == "first" else max(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
