@@ -5,7 +5,7 @@ from traincast.profiling.collectives.measure import profile_collectives
 from traincast.profiling.operators.measure import OperatorRequest, profile_operators
 from traincast.profiling.operators.opset import load_operator_set, operator_set, operator_set_by_type, save_operator_set
 from traincast.profiling.output import Profile, Unmeasured
-from traincast.profiling.rows import key_of, operator_from_row, operator_of, params_of, row_of
+from traincast.profiling.rows import operator_from_row, operator_of, params_of, row_of
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, measure
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Profile",
     "Timing",
     "Unmeasured",
-    "key_of",
     "load_operator_set",
     "measure",
     "operator_from_row",
