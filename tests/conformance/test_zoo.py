@@ -232,7 +232,7 @@ def test_forward_products_are_as_many_as_published(name: str) -> None:
     assert found == pytest.approx(card.published["flops"], rel=0.02 if more else 0.01)
 
 
-@pytest.mark.long(but=lambda name: zoo.card(name).family)
+@pytest.mark.long(but=30)
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_parameters_are_those_published(name: str) -> None:
     graph, card = graph_of(name), zoo.card(name)

@@ -31,6 +31,7 @@ GAUDI: Row = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("model", "dataset", "tokens"), [
     ("gemma_2b_it", "wikitext", 1024),
     ("roberta_base", "wikitext", 512),

@@ -19,10 +19,10 @@ PROBLEMS: list[tuple[Any, ...]] = [
 
 
 WALKS = [
+    pytest.param(PROBLEMS[3], range(2), id="cnn"),
     pytest.param(PROBLEMS[2], range(4), id="moe"),
     pytest.param(PROBLEMS[0], range(2), id="gpt"),
     pytest.param(PROBLEMS[1], range(6), id="tiny"),
-    pytest.param(PROBLEMS[3], range(2), id="cnn"),
 ]
 
 

@@ -129,7 +129,7 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
     assert not has(tmp_path, problem, replace(task, best_s=1.0))
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("damage", ["cut off", "empty", "other", "without a column", "no bytes"])
 def test_a_damaged_part_is_named(tmp_path: Path, damage: str) -> None:
     problem = few()

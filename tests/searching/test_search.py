@@ -119,6 +119,7 @@ def test_naive_choices_are_compared_with_the_best() -> None:
     assert (plain.strategy.dp, plain.strategy.zero) == (8, 0)
 
 
+@pytest.mark.long(guard="test_naive_choices_are_compared_with_the_best")
 def test_what_does_not_fit_naively_is_said() -> None:
     small = replace(devices(8), device=replace(devices(8).device, memory_bytes=3e9))
     answer = found(DEEP, cluster=small, global_batch=64, constraint="offload=none,cp=1,micro_batch<=2")
