@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiling.running import reason_not_to_run
 from traincast import FileFormatError, OperatorRequest, RequestError
 from traincast.graph import OpKind, Phase
 from traincast.profiling import key_of, load_operator_set, operator_set, operator_set_by_type, save_operator_set
-from traincast.profiling.operators.executors import executor_of, memory_of, reason_not_to_run
+from traincast.profiling.operators.executors import executor_of, memory_of
 from traincast.profiling.operators.measure import operators_of
 from traincast.profiling.operators.opset import COLUMNS, operators_by_family
 from traincast.profiling.operators.opset_layers import TYPES, Operators

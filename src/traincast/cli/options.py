@@ -346,6 +346,13 @@ def rivals() -> Decorator:
     return click.option("--rivals", is_flag=True, help="Also fit the rival models, and print the error of each.")
 
 
+def dialect() -> Decorator:
+    """``--dialect FILE``."""
+    return click.option(
+        "--dialect", metavar="FILE", help="TOML file that says how the table writes its columns and words."
+    )
+
+
 def uncalibrated() -> Decorator:
     """``--uncalibrated``."""
     return click.option("--uncalibrated", is_flag=True, help="Ignore all calibrations of clusters.")
