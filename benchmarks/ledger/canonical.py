@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from traincast.measured.table import completed
 
 from traincast import Answer, Forecast, OperatorGraph, Request, RequestError, Schedule, Timeline, TraincastError
 from traincast.cli.main import main
 from traincast.export import export as written_for
 from traincast.graph.files import graph_to_dict
 from traincast.measured import dp_steps, finetune, steps
+from traincast.measured.table import completed
 from traincast.tables import RowError, read_rows
 
 RENAMED: Final[dict[str, str]] = {
