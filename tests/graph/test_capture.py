@@ -198,7 +198,7 @@ def products(graph: OperatorGraph, phase: Phase) -> float:
     return sum(op.flops * n for op, n in graph if op.phase is phase and op.kind.value in MATRIX_KINDS)
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("spec", EXACT)
 def test_folding_repeated_blocks_keeps_flops_parameters_and_saved_bytes(spec: str) -> None:
     folded, whole = folded_and_whole(spec)

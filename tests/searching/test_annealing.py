@@ -48,6 +48,7 @@ def test_the_same_seed_finds_the_same() -> None:
     assert strategies_of(problem, other) != strategies_of(problem, first)
 
 
+@pytest.mark.long(guard="test_it_comes_close_to_the_best_and_never_below")
 def test_a_walk_looks_at_less_than_all_there_is() -> None:
     problem, columns = exhausted(PROBLEMS[0])
     found, _ = anneal(bulk_of(problem), problem, steps=60)

@@ -170,6 +170,7 @@ def searched(tmp_path: Path, **other: Any) -> Any:
     )
 
 
+@pytest.mark.long(guard="test_a_search_that_is_stopped_goes_on_where_it_was")
 def test_parts_that_are_done_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
 
