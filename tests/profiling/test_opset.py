@@ -73,6 +73,7 @@ def test_published_shapes_come_first_and_others_lie_around_them() -> None:
     assert {1, 3, 5, 7} <= kernels
 
 
+@pytest.mark.long(but=10)
 @pytest.mark.parametrize("name", list(TYPES))
 def test_operators_of_each_type_can_be_run(name: str) -> None:
     for operator in drawn()[name][:4]:
