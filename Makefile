@@ -1,10 +1,11 @@
-# `make demo`, `make test` and `make docs` set up .venv by themselves: the demo installs what a forecast needs, the tests add
-# PyTorch and the tools, the documents add their site generator. They can be run in any order.
+# `make demo`, `make test`, `make test-all` and `make docs` set up .venv by themselves: the demo installs what a forecast needs,
+# the tests add PyTorch and the tools, all tests Ray and JAX, the documents their site generator. They can be run in any order.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := $(VENV)/.installed-plain
 STAMP := $(VENV)/.installed
+ALL := $(VENV)/.installed-all
 DOCS := $(VENV)/.installed-docs
 PROGRAMS := $(VENV)/.programs
 # Of the packages, a third of the files is ever imported. So pip compiles none; what forecasts, searches and tests import is
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 COMPILE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 RUNTIME := import traincast.cli.main, rich.progress, rich.table, pyarrow.parquet, safetensors.numpy, numba; numba.njit(lambda: 0)()
 
-.PHONY: demo test lint types unit unit-forecasts unit-searches docs bench graphs format clean
+.PHONY: demo test test-all lint types unit unit-forecasts unit-searches ledger docs bench graphs format clean
 
 $(PLAIN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +30,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(COMPILE) -m compileall -q src/traincast
 	$(COMPILE) -c '$(RUNTIME); import torch, transformers'
 	touch $(PLAIN) $(DOCS) $@
+
+$(ALL): $(STAMP)
+	$(PIP) -e '.[ray,jax]'
+	touch $@
 
 $(DOCS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -55,12 +60,21 @@ demo: $(PLAIN)
 	mkdir -p demo
 	$(BIN)/traincast predict llama3-8b --cluster dgx-h100:4 --strategy dp=8,tp=4 --global-batch 256 --tokens 1e12 --trace demo/llama3-8b.trace.json --html demo/llama3-8b.html
 
-# Packages of Python and programs of the system are installed at once. The types are checked beside the tests: forecasts in
-# one process, types and then searches in the other.
+# Two tiers of tests (tests/tiers.py): `make test` leaves out what is marked long and is run before a commit; `make test-all`
+# runs everything, with Ray and JAX, and compares the whole ledger. Packages of Python and programs of the system are installed
+# at once. The types are checked beside the tests: forecasts in one process, types and then searches in the other.
+TIER := -m 'not long'
+
 test:
 	$(MAKE) --no-print-directory -j2 $(STAMP) $(PROGRAMS)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory -j2 unit-forecasts types unit-searches
+
+test-all:
+	$(MAKE) --no-print-directory -j2 $(ALL) $(PROGRAMS)
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory -j2 TIER= unit-forecasts types unit-searches
+	$(MAKE) --no-print-directory ledger
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -78,10 +92,14 @@ unit: $(STAMP) $(PROGRAMS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
 
 unit-forecasts: $(STAMP) $(PROGRAMS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TIER) $(SEARCHES:%=--ignore=%)
 
 unit-searches: $(STAMP) $(PROGRAMS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SEARCHES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TIER) $(SEARCHES)
+
+# The whole ledger of exact values; entries of tables that are not here are skipped.
+ledger: $(STAMP)
+	$(BIN)/python -m benchmarks.ledger compare
 
 # The documents as a site, in build/site. It is built and read without network; a warning is an error.
 docs: $(DOCS)

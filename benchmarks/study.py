@@ -30,9 +30,9 @@ from traincast.cluster import Calibration, find_node, load_device, write_calibra
 from traincast.estimate.operators.efficiency import achievable
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
-from traincast.measured.complete import completed
+from traincast.measured.table import completed
 from traincast.report.outlook import UNCALIBRATED
-from traincast.strategy.model_kind import kind_of_model
+from traincast.strategy.model_kind import model_kind
 from traincast.tables import Row, read_rows, text
 
 EXAMPLES: Final = "deep-learning-examples"
@@ -165,7 +165,7 @@ def _prepare(  # noqa: PLR0917
             "device": request.cluster.device.name,
             "nodes": request.cluster.num_nodes,
             "runtime": request.runtime.name,
-            "kind": kind_of_model(request.graph),
+            "kind": model_kind(request.graph),
             "strategy": str(request.strategy),
             "moe": request.strategy.ep > 1 or any("grouped" in part and s > 0 for part, s in run.by_part.items()),
             "measured": run.seconds,

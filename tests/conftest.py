@@ -12,23 +12,26 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from traincast.cli import output
-from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates
-from traincast.graph import Operator, OperatorGraph
-from traincast.graph.load import load_model
-from traincast.simulate import Timeline, expand, simulate
-from traincast.strategy import (
-    Lowered,
-    Plan,
+from tests.tiers import sort_into_tiers
+from traincast import (
+    AnalyticalCostModel,
+    Cluster,
+    CostModel,
+    Estimates,
+    Operator,
+    OperatorGraph,
     Request,
     Runtime,
     Strategy,
-    load_precision,
+    Timeline,
+    capture,
+    load_cluster,
     load_runtime,
-    lower,
-    parse_strategy,
 )
+from traincast.cli import output
+from traincast.estimate import SOURCES
+from traincast.simulate import expand, simulate
+from traincast.strategy import Lowered, Plan, load_precision, lower, parse_strategy
 from traincast.work import Collective, Work
 
 __all__ = ["SOURCES", "AnalyticalCostModel", "CostModel", "Estimates"]
@@ -59,6 +62,12 @@ def _own_cache(pytestconfig: pytest.Config) -> Iterator[None]:
         os.environ["TRAINCAST_CACHE"] = before
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the cases of long tests into the two tiers, before pytest deselects by marks."""
+    sort_into_tiers(items)
+
+
 def pytest_collection_finish() -> None:
     """Collects garbage less often: what all tests share stays, and looking at it again and again takes a tenth."""
     gc.freeze()
@@ -68,7 +77,7 @@ def pytest_collection_finish() -> None:
 @cache
 def graph_of(spec: str) -> OperatorGraph:
     """The graph of ``spec``, captured once per session at most."""
-    return load_model(spec, use_cache=True)
+    return capture(spec, use_cache=True)
 
 
 @cache

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GPT
-from traincast import Forecast, Schedule, predict, schedule, search, validate
+from traincast import Forecast, Schedule, Validation, predict, schedule, search, validate
 from traincast.brief import Brief, BriefTable
-from traincast.validating.outcome import Validation
 
 ROOT = Path(__file__).parents[1]
 TABLE = "source,model,gpu,n_gpus,seq,global_batch,dp,step_time_s\nlab,gpt2,H100,8,1024,8,8,0.1\n"

@@ -105,6 +105,7 @@ def test_without_a_folder_that_can_be_written_the_code_is_not_kept(folder: Path)
     assert run(folder, HOME=home, XDG_CACHE_HOME=home) == "12.0 True\n"
 
 
+@pytest.mark.long(guard="test_code_on_disk_is_compiled_anew_when_a_function_of_another_file_changes")
 def test_a_damaged_copy_on_disk_is_not_used(folder: Path) -> None:
     assert run(folder) == "12.0 True\n"
     for kept in [*folder.rglob("*.nbi"), *folder.rglob("*.nbc")]:

@@ -20,23 +20,30 @@ from benchmarks.outputs import FENCE, difference, with_counts
 
 import traincast
 from tests.documents import ANY_FENCE, PAGE_NAMES, ROOT, fences, text_of
-from traincast import report
+from traincast import (
+    Calibration,
+    JobForecast,
+    Metrics,
+    Report,
+    Runtime,
+    Strategy,
+    load_cluster,
+    load_device,
+    load_runtime,
+    report,
+)
 from traincast.cli.main import VERBS, app, main
-from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
+from traincast.cluster import Correction, Stall, write_calibrated
 from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
 from traincast.graph.huggingface.read import READERS
-from traincast.report import JobForecast, Report
-from traincast.report.breakdown import Breakdown
-from traincast.report.critical_path import PathEntry
-from traincast.scheduling import PLACEMENTS, POLICIES, Metrics
+from traincast.report import Breakdown, PathEntry
+from traincast.scheduling import PLACEMENTS, POLICIES
 from traincast.schema import keys_of
-from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_runtime, parse_strategy, runtime_names
-from traincast.strategy.program.precision import PRECISIONS
+from traincast.strategy import PRECISIONS, SCHEDULES, Memory, load_precision, parse_strategy, runtime_names
 from traincast.strategy.runtime import TABLES as RUNTIME_TABLES
-from traincast.strategy.schedules import SCHEDULES
+from traincast.validating import RowOutcome
 from traincast.validating.metrics import Summary
-from traincast.validating.outcome import RowOutcome
 
 
 def commands(name: str) -> list[list[str]]:

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 
 from tests.conftest import GPT
-from traincast import JobSettings, calibrate, load_cluster, load_device, load_runtime, predict, search, validate
+from traincast import (
+    JobSettings,
+    RequestError,
+    UnknownNameError,
+    calibrate,
+    load_cluster,
+    load_device,
+    load_runtime,
+    predict,
+    search,
+    validate,
+)
 from traincast.cluster import cluster_names, device_names, node_names
-from traincast.errors import RequestError, UnknownNameError
 from traincast.graph import zoo
 
 CLUSTERS = [*cluster_names(), *node_names()]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from traincast import files
-from traincast.errors import FileFormatError
+from traincast import FileFormatError, files
 
 
 def fail_to_write(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

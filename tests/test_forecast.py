@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import GPT, LLAMA, devices, graph_of, request_of
-from traincast.ask import JobSettings
-from traincast.forecast import Forecast, forecast, job_of, predict
-from traincast.report import Report
+from traincast import Forecast, JobSettings, Report, predict
+from traincast.forecast import forecast, job_of
 from traincast.strategy import lower, prepare
 from traincast.strategy.memory.fits import MemoryFit
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError
 from traincast.journal import Journal, code_digest, key_of
 
 

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from traincast import predict
-from traincast.cluster import load_cluster
-from traincast.estimate import AnalyticalCostModel
-from traincast.report import Report
+from traincast import AnalyticalCostModel, Report, load_cluster, predict
 
 GPT = "gpt:layers=8,hidden=512,heads=8,vocab=2000,seq=512"
 

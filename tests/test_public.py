@@ -136,6 +136,7 @@ def test_a_verb_with_a_package_has_its_gerund() -> None:
     assert {name for name in packages if name.endswith("ing")} == set(gerunds.values())
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_functions_stay_functions_whatever_is_imported_first(backwards: bool) -> None:
     order = sorted(submodules(), reverse=backwards)

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from traincast import FileFormatError, Runtime
 from traincast.cluster.schema import TABLES
-from traincast.errors import FileFormatError
 from traincast.schema import Text, Words, convert, keys_of, read_table, read_toml, record_of, table_of
-from traincast.strategy import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import graph_of
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.cluster import Cluster, load_cluster
+from traincast import AnalyticalCostModel, Cluster, Conditions, Forecast, Report, StrategyError, load_cluster, predict
 from traincast.cluster.hardware import joined
-from traincast.errors import StrategyError
-from traincast.estimate import AnalyticalCostModel
-from traincast.forecast import Forecast
-from traincast.report import Report
 
 GPT = "gpt:layers=4,hidden=512,heads=8,vocab=1000,seq=256"
 

@@ -27,6 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.mark.long(guard="test_links.py::test_every_relative_link_leads_to_a_file_and_a_heading")
 def test_pages_load_nothing_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
@@ -36,6 +37,7 @@ def test_pages_load_nothing_from_the_network(site: Path) -> None:
         assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", text) == [], style
 
 
+@pytest.mark.long(guard="test_links.py::test_every_relative_link_leads_to_a_file_and_a_heading")
 def test_links_between_pages_lead_to_a_page_and_a_place(site: Path) -> None:
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
     places = {page: set(re.findall(r" id=\"([^\"]+)\"", text)) for page, text in pages.items()}
@@ -51,12 +53,14 @@ def test_links_between_pages_lead_to_a_page_and_a_place(site: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.long(guard="test_public.py::test_every_public_name_can_be_had_and_is_documented")
 def test_every_public_name_has_an_entry(site: Path) -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
     missing = [name for name in traincast.__all__ if name != "__version__" and f'id="traincast.{name}"' not in text]
     assert missing == []
 
 
+@pytest.mark.long(guard="test_examples.py::test_every_example_is_short_and_tested_here")
 def test_every_example_is_shown(site: Path) -> None:
     page = (site / "project" / "examples.html").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "examples").iterdir() if path.is_file()]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from benchmarks.study import together
 
-from traincast.cluster import load_device
+from traincast import load_device
 
 
 def groups_of(device: str, **counts: int) -> tuple[dict[tuple[str, str, str], list[int]], list[Any]]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.tables import RowError, dtype_in, figure, flag, number, read_rows, text, whole
 
 

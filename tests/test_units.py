@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.units import format_bytes, format_count, format_flops, format_seconds, parse_rate, parse_seconds
 
 

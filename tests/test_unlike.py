@@ -8,12 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import graph_of
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.cluster import Cluster, load_cluster
-from traincast.errors import RequestError
-from traincast.estimate import AnalyticalCostModel
-from traincast.forecast import Forecast
+from traincast import AnalyticalCostModel, Cluster, Conditions, Forecast, RequestError, load_cluster, predict
 
 GPT = "gpt:layers=4,hidden=512,heads=8,vocab=1000,seq=256"
 

@@ -15,7 +15,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from traincast.cli.main import main
 from traincast.export import export as written_for
 from traincast.graph.files import graph_to_dict
 from traincast.measured import dp_steps, finetune, steps
-from traincast.measured.complete import completed
+from traincast.measured.table import completed
 from traincast.tables import RowError, read_rows
 
 RENAMED: Final[dict[str, str]] = {}
@@ -191,11 +191,12 @@ def export(forecast: Forecast, framework: str) -> str:
 
 def requests_of(path: Path, kind: str) -> list[Request | None]:
     """Return the request that each row of a table of measured runs becomes; None if it is refused."""
-    needs, read = {
+    readers: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         "steps": (steps.NEEDS, lambda row: steps.read_run(0, row)),
         "dp-steps": (dp_steps.NEEDS, lambda row: dp_steps.read_run(0, row)),
         "finetune": (finetune.NEEDS, lambda row: finetune.read_tuning(0, row).run),
-    }[kind]
+    }
+    needs, read = readers[kind]
     rows = read_rows(path, needs=needs)
     found: list[Request | None] = []
     for row in completed(rows) if kind == "steps" else rows:

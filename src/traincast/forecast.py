@@ -38,7 +38,7 @@ from traincast.strategy.memory.remedy import Change, Remedy
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail
 from traincast.strategy.uneven import with_variants
-from traincast.strategy.variants import plain
+from traincast.strategy.variants import unmarked
 from traincast.work import Work
 
 _MOST_WORKERS: Final = 64
@@ -296,7 +296,7 @@ def _simulate_ranks(
     if differ:
         lowered = with_variants(lowered)
     plan = lowered.plan
-    works = plain(plan.works) if request.cluster.parts else plan.works
+    works = unmarked(plan.works) if request.cluster.parts else plan.works
     estimates = above_limits(_estimate(model, works, request.cluster), works, request.cluster)
     timeline = simulate(plan, estimates.seconds)
     if alike:
@@ -324,7 +324,7 @@ def _simulate_servers(
     lowered = lower(for_workers(request), grain="operator" if request.strategy.shares else grain)
     lowered = with_variants(lowered) if request.strategy.shares else lowered
     plan, cluster = lowered.plan, lowered.request.cluster
-    works = plain(plan.works) if cluster.parts else plan.works
+    works = unmarked(plan.works) if cluster.parts else plan.works
     estimates = above_limits(_estimate(model, works, cluster), works, cluster)
     job = run_job(
         request,

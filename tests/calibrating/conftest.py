@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from traincast import Calibration, Request, capture, load_cluster, load_runtime
 from traincast.calibrating.runs import MeasuredRun, prepare_run
-from traincast.cluster import Calibration, load_cluster
-from traincast.graph.load import load_model
 from traincast.measured import Measured
-from traincast.strategy import Request, load_precision, load_runtime, parse_strategy
+from traincast.strategy import load_precision, parse_strategy
 
 STRATEGIES = (
     ("dp=8", 1, 64), ("dp=8", 1, 128), ("dp=4,tp=2", 1, 64), ("dp=2,tp=4", 1, 64), ("tp=8", 1, 16),
@@ -28,7 +27,7 @@ def plain_runs() -> list[MeasuredRun]:
     """One run for each strategy and model, measured to take what its simulation says."""
     runs: list[MeasuredRun] = []
     for model in MODELS:
-        graph = load_model(model, use_cache=True)
+        graph = capture(model, use_cache=True)
         for written, nodes, batch in STRATEGIES:
             request = Request(
                 graph=graph,

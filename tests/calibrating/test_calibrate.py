@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.calibrating.test_read import GOOD, table
-from traincast.calibrating.calibrate import calibrate
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError
+from traincast import RequestError, calibrate, load_cluster
 
 ROWS = (GOOD, GOOD.replace("0.05", "0.06").replace("micro_batch=4", "micro_batch=8"), GOOD.replace("ok", "OOM"))
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.calibrating.conftest import MakeRuns
+from traincast import Calibration
 from traincast.calibrating.fit import fit
 from traincast.calibrating.parameters import NAMES, Prior, calibration_at
 from traincast.calibrating.runs import MeasuredRun
-from traincast.cluster import Calibration, Stall
+from traincast.cluster import Stall
 
 TRUE = replace(calibration_at(Prior.usual().mean), gemm=1.3, inter=1.8, kernels=1.4, step_s=0.01)
 

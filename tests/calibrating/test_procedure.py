@@ -12,13 +12,13 @@ import pytest
 
 from tests.calibrating.conftest import MakeRuns
 from tests.calibrating.test_fit import TRUE
+from traincast import Calibration, FileFormatError, RequestError
 from traincast.calibrating import procedure
 from traincast.calibrating.parameters import Prior
 from traincast.calibrating.procedure import calibrate_runs
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import fold_numbers, learning_curve, models_alone, seen_models
-from traincast.cluster import Calibration, SeenModel
-from traincast.errors import FileFormatError, RequestError
+from traincast.cluster import SeenModel
 from traincast.report.outlook import expect
 
 

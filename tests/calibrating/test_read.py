@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from traincast import FileFormatError, load_cluster
 from traincast.calibrating.explain import explain
 from traincast.calibrating.read import read_runs
 from traincast.cli.main import main
-from traincast.cluster import load_cluster
-from traincast.errors import FileFormatError
 
 HEADER = "model,n_gpus,strategy,global_batch,seq,framework,step_time_s,gpu,status,mem_gb\n"
 GOOD = 'bert-base,8,"dp=8,micro_batch=4",64,128,PyTorch,0.05,A100,ok,11.5\n'

@@ -12,8 +12,7 @@ import pytest
 from tests.cli.test_bundles import GPT, run, run_json
 from tests.fitting.test_adapt_collectives import lines
 from tests.fitting.test_collectives import write
-from traincast.errors import FileFormatError
-from traincast.estimate import learned_cost_model
+from traincast import FileFormatError, learned_cost_model
 from traincast.estimate.bundle import load_bundle, save_bundle
 
 PREDICT = ["predict", GPT, "--precision", "bf16", "--global-batch", "32", "--strategy", "dp=16", "--cluster"]

@@ -14,13 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from traincast import predict
+from traincast import RequestError, UnknownNameError, learned_cost_model, load_cluster, predict
 from traincast.cli.main import main
-from traincast.cluster import load_cluster
 from traincast.cluster.hardware import joined
 from traincast.cluster.match import is_processor, measured_name
-from traincast.errors import RequestError, UnknownNameError
-from traincast.estimate import learned_cost_model
 from traincast.fitting.collectives.table import read_collectives
 from traincast.fitting.rows.dataset import read_operators
 
@@ -193,6 +190,7 @@ def test_a_bundle_behind_one_that_covers_the_same_is_said(
     assert len(run_json(capsys, *PREDICT, "cpu-server:1x2", *twice)["bundles"]) == 1
 
 
+@pytest.mark.long(guard="test_a_bundle_that_covers_nothing_says_what_it_covers_and_what_is_needed")
 def test_a_search_says_what_bundles_cover_and_refuses_those_that_cover_nothing(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +222,7 @@ def test_validation_refuses_a_bundle_that_knows_none_of_its_rows(
     assert "is not used: it covers" in run(capsys, "validate", "operators", other, "--bundle", operators, code=2)
 
 
+@pytest.mark.long(guard="test_collectives_measured_here_change_the_forecast")
 def test_a_profile_of_this_machine_changes_a_forecast_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, bundle = tmp_path / "links.parquet", str(tmp_path / "links.bundle")
     command = "profile collectives --local 2 --ops all_reduce --sizes 1KiB..1MiB:8 --repeats 3 -o".split()

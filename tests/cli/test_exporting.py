@@ -44,6 +44,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(run(capsys, *arguments, "--json")[0])
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_search_for_a_framework_times_its_runtime(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, *SEARCH, framework)
@@ -58,6 +59,7 @@ def test_a_search_for_a_framework_times_its_runtime(framework: str, capsys: pyte
     check_fields(found["text"], framework)
 
 
+@pytest.mark.long(guard="test_a_search_for_a_framework_times_its_runtime")
 def test_a_search_shows_the_release_and_the_runtime(capsys: pytest.CaptureFixture[str]) -> None:
     shown, _ = run(capsys, *SEARCH, "torchtitan")
     assert "· torchtitan ·" in shown

@@ -74,6 +74,7 @@ def test_people_see_errors_per_cell_and_what_was_left_out(
     assert "row 9: unknown operator 'frobnicate'" in err
 
 
+@pytest.mark.long(guard="fitting/test_rivals.py::test_scores_are_of_each_operator_and_of_all")
 def test_rivals_are_scored_on_the_same_rows(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("fit", "operators", data, "-o", str(tmp_path / "b"), "--networks", "none", "--epochs", "3")
     out, _ = run(capsys, *arguments, "--rivals", "--json")

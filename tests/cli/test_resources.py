@@ -104,6 +104,7 @@ def test_a_question_without_a_change_is_refused(capsys: pytest.CaptureFixture[st
     assert "nothing changes" in run(capsys, *WHAT_IF, code=2)
 
 
+@pytest.mark.long(guard="scheduling/test_contention.py::test_jobs_with_parameter_servers_meet_node_by_node")
 def test_schedule_compares_ways_to_share(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     lines = ["job_id,submit_s,num_gpus,model,batch,steps", *(f'{n},{n},12,"{MLP}",1200,2000' for n in range(4))]

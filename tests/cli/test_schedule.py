@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from traincast import Metrics
 from traincast.cli.main import main
-from traincast.scheduling import POLICIES, Metrics
+from traincast.scheduling import POLICIES
 from traincast.scheduling.queue.outcome import COLUMNS
 
 JOBS = str(Path(__file__).parents[2] / "examples" / "jobs.csv")

@@ -94,6 +94,7 @@ def test_the_first_is_what_predict_forecasts(capsys: pytest.CaptureFixture[str])
     assert run_json(capsys, *command[1].split())["step_s"] == pytest.approx(best["step_s"], rel=1e-6)
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("objective", ["time", "cost", "energy", "memory"])
 def test_each_objective_has_its_least_first(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, *SEARCH, "--objective", objective)
@@ -116,6 +117,7 @@ FEW = f"{NARROW},pp=1,recompute=none"
 CHOICES = ["search", GPT, "--cluster", "dgx-a100", "--global-batch", "16", "--constraint", FEW]
 
 
+@pytest.mark.long(guard="searching/test_search.py::test_of_several_clusters_the_cheapest_within_the_deadline_is_chosen")
 def test_a_deadline_asks_for_the_cheapest_cluster_that_meets_it(capsys: pytest.CaptureFixture[str]) -> None:
     job = ["--workers", "1", "--nodes", "1..2", "--devices", "a100,h100", "--steps", "1e6"]
     fast = run_json(capsys, *CHOICES, *job, "--budget", "2e6")
@@ -195,6 +197,7 @@ def test_names_in_the_page_are_text_and_not_markup(tmp_path: Path, capsys: pytes
     assert "</script><b>" not in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.long(guard="searching/test_journal.py::test_a_search_that_is_stopped_goes_on_where_it_was")
 def test_a_search_goes_on_from_the_parts_that_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "parts"
     first = run_json(capsys, *SEARCH, "--resume", str(folder))
@@ -208,6 +211,7 @@ def test_a_search_goes_on_from_the_parts_that_are_kept(tmp_path: Path, capsys: p
     assert without_times(again) == without_times(first)
 
 
+@pytest.mark.long(guard="searching/test_search.py::test_the_answer_does_not_depend_on_the_workers")
 def test_the_answer_does_not_depend_on_the_number_of_workers(capsys: pytest.CaptureFixture[str]) -> None:
     one = run_json(capsys, *SEARCH)
     two = run_json(capsys, *SEARCH, "--workers", "2")
@@ -219,6 +223,7 @@ def without_times(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name not in ("seconds", "cpu_seconds", "works")}
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("searcher", ["exhaustive", "branch-and-bound", "annealing"])
 def test_searchers_can_be_chosen(searcher: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, *SEARCH, "--searcher", searcher, "--seed", "3")
@@ -226,6 +231,7 @@ def test_searchers_can_be_chosen(searcher: str, capsys: pytest.CaptureFixture[st
     assert answer["best"]["fits"]
 
 
+@pytest.mark.long(guard="test_search_gives_one_json_document_with_all_fields")
 def test_a_model_without_tokens_is_searched_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, *RESNET, "--constraint", "pp=1,offload=none")
     assert answer["best"]["tokens_per_s"] == 0
@@ -283,6 +289,7 @@ FEW = "pp=1,cp=1,tp=1,zero=0|1,micro_batch=4|8,offload=none,recompute=none"
 TWO = (*PLACE[:2], "--cluster", "dgx-a100", "--global-batch", "1024", "--nodes", "1,2", "--constraint", FEW)
 
 
+@pytest.mark.long(guard="test_cluster_choices_are_named_with_the_job_and_its_cost")
 def test_the_table_of_clusters_is_told_to_people_programs_and_pages_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,22 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from traincast.cluster import (
-    FACTORS,
-    FEATURES,
-    Calibration,
-    Cluster,
-    Correction,
-    SeenModel,
-    Stall,
-    find_calibration,
-    load_cluster,
-    write_calibrated,
-)
+from traincast import Calibration, Cluster, FileFormatError, load_cluster
+from traincast.cluster import FACTORS, FEATURES, Correction, SeenModel, Stall, find_calibration, write_calibrated
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.cluster.calibration import NUMBERS
 from traincast.cluster.index import CalibratedEntry
-from traincast.errors import FileFormatError
 
 STALL = Stall(seconds=0.0123456, base=-3.14159, per_node=0.271828, pipeline=1.41421, per_tensor_node=-0.5)
 REST = (1.0,) * (len(FEATURES) - 3)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast.cluster import assumed_nodes, device_names, load_cluster, load_device
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast import FileFormatError, RequestError, UnknownNameError, load_cluster, load_device
+from traincast.cluster import assumed_nodes, device_names
 
 DATASHEET: list[tuple[str, str, float]] = [
     ("v100-sxm2-16gb", "fp16", 125e12),

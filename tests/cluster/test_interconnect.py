@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.cluster import Cluster, find_device, find_node, load_device
+from traincast import Cluster, RequestError, load_device
+from traincast.cluster import find_device, find_node
 from traincast.cluster.interconnect import says_adapters, says_network
-from traincast.errors import RequestError
 
 
 def node(text: str, count: int, interconnect: str | None, system: str | None = None) -> Cluster:

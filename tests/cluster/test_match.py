@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from traincast import UnknownNameError
 from traincast.cluster import find_device
 from traincast.cluster.match import open_variants
-from traincast.errors import UnknownNameError
 
 SPELLINGS: dict[str, list[str]] = {
     "a100-pcie-40gb": ["NVIDIA A100-PCIe-40GB"],

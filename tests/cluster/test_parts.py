@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import fences
-from traincast.cluster import load_cluster, load_device
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError, load_cluster, load_device
 
 NODE = """
 [node]

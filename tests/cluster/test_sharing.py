@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast.cluster import load_cluster
+from traincast import TraincastError, load_cluster
 from traincast.cluster.hardware import HOST_BANDWIDTH, HOST_MEMORY_BANDWIDTH, INTERFERENCE
-from traincast.errors import TraincastError
 
 TEXT = """
 extends = "dgx-h100"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.cluster import effective_inter_bandwidth, effective_intra_bandwidth, hops, load_cluster
+from traincast import load_cluster
+from traincast.cluster import effective_inter_bandwidth, effective_intra_bandwidth, hops
 
 
 def test_a_full_fat_tree_loses_nothing() -> None:

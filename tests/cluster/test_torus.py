@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.cluster import Cluster, effective_intra_bandwidth, load_cluster
+from traincast import Cluster, load_cluster
+from traincast.cluster import effective_intra_bandwidth
 from traincast.cluster.topology import part_of_node
 from traincast.cluster.torus import box_of, torus_bandwidth, torus_exchange_bandwidth
 from traincast.estimate.collectives.laws import LINK_SHARE, TORUS_BEGIN_S, collective_seconds

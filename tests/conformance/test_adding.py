@@ -8,19 +8,27 @@ import pytest
 
 from tests.conftest import LLAMA, check_timeline, request_of
 from tests.searching.problems import finite, problem_for, single, solved, strategies_of, with_strategy
+from traincast import (
+    AnalyticalCostModel,
+    Forecast,
+    Job,
+    Operator,
+    Policy,
+    SharedCluster,
+    Strategy,
+    StrategyError,
+    search,
+)
 from traincast.engines import local_engine
-from traincast.errors import StrategyError
-from traincast.estimate import AnalyticalCostModel
 from traincast.export import FRAMEWORKS, export
-from traincast.forecast import Forecast, forecast
-from traincast.graph import Operator, OpKind
-from traincast.scheduling import POLICIES, Job, Policy, SharedCluster, State, simulate
+from traincast.forecast import forecast
+from traincast.graph import OpKind
+from traincast.scheduling import POLICIES, State, simulate
 from traincast.scheduling.conformance import check_policy
-from traincast.searching.search import search
-from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy import SCHEDULES, Slot
 from traincast.strategy.memory.remedy import changes
 from traincast.strategy.program.recompute import RECOMPUTATIONS, Recomputation, leaner
-from traincast.strategy.schedules import Order, Pass, PipelineSchedule, Slot
+from traincast.strategy.schedules import Order, Pass, PipelineSchedule
 
 CHEAP = frozenset({OpKind.ACTIVATION, OpKind.LAYER_NORM, OpKind.ELEMENTWISE})
 

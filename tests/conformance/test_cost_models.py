@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.cluster import load_cluster
-from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, LearnedCostModel, learned_cost_model
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast import (
+    AnalyticalCostModel,
+    CostModel,
+    LearnedCostModel,
+    Operator,
+    TensorSpec,
+    learned_cost_model,
+    load_cluster,
+)
+from traincast.estimate import SOURCES
+from traincast.graph import DType, OpKind, Phase
 from traincast.work import Collective, Launch, Transfer, Work
 
 MODELS: dict[str, CostModel] = {

@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.test_strategies import MODELS, OPTIONS, SPREADS, check_foldings, check_refusal, check_report
 from tests.conftest import CNN, check_timeline, request_of
 from tests.searching.test_contract import compare, random_problem
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.forecast import forecast
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import runtime_names
@@ -27,6 +27,7 @@ TUNINGS: Final[tuple[tuple[str | None, tuple[str, ...], str | None], ...]] = (
 """``--lora``, ``--freeze`` and ``--quantize``."""
 
 
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("seed", range(40))
 def test_fine_tuning_runs_soundly_with_every_strategy(seed: int) -> None:
     chosen = random.Random(seed)
@@ -48,6 +49,7 @@ def test_fine_tuning_runs_soundly_with_every_strategy(seed: int) -> None:
     check_foldings(made)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_search_of_a_fine_tuned_model_means_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)

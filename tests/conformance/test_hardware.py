@@ -7,17 +7,8 @@ import itertools
 import pytest
 
 from tests.conftest import CNN, GPT, graph_of
-from traincast.cluster import (
-    Cluster,
-    Device,
-    cluster_names,
-    device_names,
-    find_device,
-    find_node,
-    load_cluster,
-    load_device,
-    node_names,
-)
+from traincast import Cluster, Device, load_cluster, load_device
+from traincast.cluster import cluster_names, device_names, find_device, find_node, node_names
 from traincast.cluster.catalog import DATA, device_table
 from traincast.strategy import load_precision
 from traincast.strategy.choose import usual_precision

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, check_timeline, request_of, run
+from traincast import Strategy, load_runtime
 from traincast.forecast import forecast
-from traincast.strategy import Strategy, load_runtime, lower, runtime_names
+from traincast.strategy import lower, runtime_names
 
 pytestmark = pytest.mark.parametrize("name", runtime_names())
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import check_timeline, request_of, run
-from traincast.strategy import SCHEDULES, Strategy
-from traincast.strategy.schedules import Order, Pass, Route, Slot, check, merge
+from traincast import Strategy
+from traincast.strategy import SCHEDULES, Slot
+from traincast.strategy.schedules import Order, Pass, Route, check, merge
 
 pytestmark = pytest.mark.parametrize("name", sorted(SCHEDULES))
 quick = settings(deadline=None, derandomize=True, max_examples=40)

@@ -143,6 +143,7 @@ def test_a_request_has_every_value_that_a_row_of_data_parallel_steps_states(chan
     assert list(replaced(row, dp_steps.read_row(row).request)) == []
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize(
     "changes",
     [

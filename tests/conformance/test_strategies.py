@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, AnalyticalCostModel, CostModel, check_timeline, request_of
-from traincast.errors import StrategyError, UnknownNameError
-from traincast.forecast import Forecast, forecast
-from traincast.simulate import Timeline, expand, simulate
+from traincast import Forecast, StrategyError, Timeline, UnknownNameError
+from traincast.forecast import forecast
+from traincast.simulate import expand, simulate
 from traincast.strategy import PRECISIONS, SCHEDULES, Category, lower, runtime_names
 
 MOE: Final = "moe:layers=4,hidden=256,heads=8,kv_heads=4,experts=8,top_k=2,expert_ffn=512,vocab=1000,seq=128"
@@ -194,6 +194,7 @@ def check_foldings(made: Forecast) -> None:
     assert steps[1] == pytest.approx(steps[0], rel=1e-9)
 
 
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("runtime", runtime_names())
 def test_a_combination_runs_soundly_or_is_refused_in_one_line(runtime: str) -> None:
     chosen = some(PER_RUNTIME, lambda c: c.runtime == runtime)
@@ -214,17 +215,20 @@ def test_every_schedule_runs_soundly(schedule: str) -> None:
     assert runs_often(lambda c: c.schedule == schedule)
 
 
+@pytest.mark.long(but=10)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_setting_runs_soundly(setting: str) -> None:
     assert runs_often(lambda c: setting in c.settings)
 
 
+@pytest.mark.long(but=lambda precision, strategy: precision)
 @pytest.mark.parametrize("precision", sorted(PRECISIONS))
 @pytest.mark.parametrize("strategy", ["dp=2,zero=1", "tp=2,sp", "pp=2,num_microbatches=4", "dp=2,cp=2", "dp=2,zero=3"])
 def test_every_precision_runs_with_every_way_to_spread_and_learned_times(precision: str, strategy: str) -> None:
     assert runs(Combination("llama", strategy, "megatron", precision))
 
 
+@pytest.mark.long(but=lambda schedule, model: schedule)
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("model", MODELS)
 def test_a_stage_with_nothing_but_the_embedding_runs_in_every_schedule(schedule: str, model: str) -> None:

@@ -17,7 +17,8 @@ from tests.conftest import graph_of
 from tests.graph.test_zoo_cnn import CNNS, multiply_adds
 from tests.graph.test_zoo_transformers import matmul_parameters
 from tests.graph.training_step import built
-from traincast.graph import OperatorGraph, OpKind, Phase, zoo
+from traincast import OperatorGraph
+from traincast.graph import OpKind, Phase, zoo
 from traincast.graph.work_amount import MATRIX_KINDS, attention_fraction
 from traincast.graph.zoo import Traceable
 from traincast.graph.zoo.parts.stack import TransformerConfig  # brings our own operators with it
@@ -204,6 +205,7 @@ DERIVED = [
 """Five models of each family with a closed form, the smallest of each other. Tacotron 2 has a test of its own."""
 
 
+@pytest.mark.long(but=12)
 @pytest.mark.parametrize("name", DERIVED)
 def test_forward_products_follow_the_closed_form(name: str) -> None:
     graph, family = graph_of(name), zoo.card(name).family
@@ -214,6 +216,7 @@ def test_forward_products_follow_the_closed_form(name: str) -> None:
     assert found == pytest.approx(CLOSED_FORMS.get(family, counted)(name), rel=1e-3 if family in SHARED else 1e-9)
 
 
+@pytest.mark.long(but=lambda name: zoo.card(name).family)
 @pytest.mark.parametrize("name", [n for n in NAMES if "flops" in zoo.card(n).published])
 def test_forward_products_are_as_many_as_published(name: str) -> None:
     card = zoo.card(name)
@@ -229,6 +232,7 @@ def test_forward_products_are_as_many_as_published(name: str) -> None:
     assert found == pytest.approx(card.published["flops"], rel=0.02 if more else 0.01)
 
 
+@pytest.mark.long(but=lambda name: zoo.card(name).family)
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_parameters_are_those_published(name: str) -> None:
     graph, card = graph_of(name), zoo.card(name)
@@ -257,6 +261,7 @@ def without_input_gradient(graph: OperatorGraph, frozen: Set[str]) -> set[int]:
     return first
 
 
+@pytest.mark.long(but=lambda name: zoo.card(name).family)
 @pytest.mark.parametrize("name", NAMES)
 def test_backward_products_are_twice_the_forward_but_for_first_layers_and_attention(name: str) -> None:
     """A product has a gradient by its weight and one by its input; attention recomputes its scores (2.5).
@@ -282,6 +287,7 @@ def test_backward_products_are_twice_the_forward_but_for_first_layers_and_attent
     assert products(graph, Phase.BACKWARD) == pytest.approx(expected, rel=0.07 if shared else 1e-9)
 
 
+@pytest.mark.long(but=lambda name: zoo.card(name).family)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_captured_graph_is_sound(name: str) -> None:
     graph = graph_of(name)

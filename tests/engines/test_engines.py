@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -19,11 +20,22 @@ import pytest
 
 from tests.searching.problems import exhausted
 from tests.searching.test_explore import PARTED, by_engine, same
-from traincast.engines import ENGINES, Engine, load_engine, local_engine, ray_engine
-from traincast.errors import MissingDependencyError, RequestError, SimulationError, TraincastError, UnknownNameError
+from traincast import (
+    Engine,
+    MissingDependencyError,
+    RequestError,
+    SimulationError,
+    TraincastError,
+    UnknownNameError,
+    load_engine,
+)
+from traincast.engines import ENGINES, local_engine, ray_engine
 
 HERE = "tests.engines.workers"
 ROOT = Path(__file__).parents[2]
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray, which make test-all installs"
+)
 
 
 def results(engine: Engine, setup: str, payload: Any, tasks: list[Any]) -> list[Any]:
@@ -146,14 +158,19 @@ def test_engines_are_loaded_by_name() -> None:
     assert sorted(ENGINES) == ["local", "ray"]
     assert load_engine("local") == local_engine(len(os.sched_getaffinity(0)))
     assert load_engine("local", workers=3) == local_engine(3)
-    assert load_engine("ray", workers=3, address="auto") == ray_engine("auto", workers=3)
     with pytest.raises(UnknownNameError, match="unknown engine 'dask': known are local, ray"):
         load_engine("dask")
     with pytest.raises(RequestError, match="the local engine takes no address, and 'head:6379' was given"):
         load_engine("local", address="head:6379")
-    for name in ENGINES:
-        with pytest.raises(RequestError, match="workers is 0: expected at least 1"):
-            load_engine(name, workers=0)
+    with pytest.raises(RequestError, match="workers is 0: expected at least 1"):
+        load_engine("local", workers=0)
+
+
+@needs_ray
+def test_ray_is_loaded_by_name() -> None:
+    assert load_engine("ray", workers=3, address="auto") == ray_engine("auto", workers=3)
+    with pytest.raises(RequestError, match="workers is 0: expected at least 1"):
+        load_engine("ray", workers=0)
 
 
 def test_without_ray_the_way_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +207,7 @@ def test_workers_are_set_up_once_and_one_worker_is_the_caller(tmp_path: Path) ->
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("loaded", "forked"), [("json", "1"), ("ray", "0")])
 def test_workers_are_forked_unless_a_package_with_threads_of_its_own_is_loaded(
     loaded: str, forked: str, tmp_path: Path
@@ -228,23 +246,28 @@ def test_a_result_that_cannot_be_sent_is_an_error() -> None:
         results(local_engine(2), "fails", "result", [3])
 
 
-def test_no_tasks_need_no_workers() -> None:
-    for engine in (local_engine(2), ray_engine("127.0.0.1:1")):
-        assert results(engine, "nothing_of_that_name", None, []) == []
+ON_RAY = pytest.param("ray", {"address": "127.0.0.1:1"}, marks=needs_ray)
 
 
-@pytest.mark.parametrize("engine", [local_engine(1), local_engine(2), ray_engine()], ids=["1", "2", "ray"])
-def test_a_setup_that_is_not_there_is_a_wrong_request(engine: Engine) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("local", {"workers": 2}), ON_RAY])
+def test_no_tasks_need_no_workers(name: str, settings: dict[str, Any]) -> None:
+    assert results(load_engine(name, **settings), "nothing_of_that_name", None, []) == []
+
+
+@pytest.mark.parametrize(("name", "settings"), [("local", {"workers": 1}), ("local", {"workers": 2}), ON_RAY])
+def test_a_setup_that_is_not_there_is_a_wrong_request(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=r"nothing_of_that_name.*expected package\.module:function"):
-        results(engine, "nothing_of_that_name", None, [0])
+        results(load_engine(name, **settings), "nothing_of_that_name", None, [0])
 
 
+@pytest.mark.long(but=lambda engine: None if engine == "ray" else engine)
 def test_every_engine_gives_the_same_results(engine: Engine) -> None:
     found = results(engine, "powers", {"numbers": [1, 2, 3]}, list(range(8)))
     assert found == [3, 6, 14, 36, 98, 276, 794, 2316]
     assert all(type(value) is np.float64 for value in found)
 
 
+@pytest.mark.long(but=lambda engine: None if engine == "ray" else engine)
 def test_errors_come_with_their_class_and_message(engine: Engine) -> None:
     with pytest.raises(UnknownNameError, match=r"^unknown color 'gren': did you mean green$"):
         results(engine, "fails", "ours", list(range(6)))
@@ -256,18 +279,21 @@ def test_errors_come_with_their_class_and_message(engine: Engine) -> None:
         results(engine, "fails", "setup", [0])
 
 
+@pytest.mark.long(but=lambda apart, **_: None if apart == "ray" else apart)
 def test_a_worker_that_is_killed_is_replaced_and_only_its_task_tried_again(apart: Engine, tmp_path: Path) -> None:
     payload = {"folder": str(tmp_path), "at": 2, "times": 1}
     assert results(apart, "killed", payload, list(range(6))) == [0, 1, 4, 9, 16, 25]
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "1", "2", "2", "3", "4", "5"]
 
 
+@pytest.mark.long(but=lambda apart, **_: None if apart == "ray" else apart)
 def test_a_task_that_kills_every_worker_is_named(apart: Engine, tmp_path: Path) -> None:
     with pytest.raises(TraincastError, match=r"^task 1 \(7\) lost its worker 3 times, the last one "):
         results(apart, "killed", {"folder": str(tmp_path), "at": 7, "times": 99}, [1, 7])
     assert len(list(tmp_path.glob("7-*"))) == 3
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("make", ["local_engine(2)", "ray_engine(workers=2)"])
 def test_an_interrupt_ends_all_workers_without_a_word(make: str, request: pytest.FixtureRequest) -> None:
     if make.startswith("ray"):
@@ -279,6 +305,7 @@ def test_an_interrupt_ends_all_workers_without_a_word(make: str, request: pytest
     wait_until_gone(process.pid)
 
 
+@pytest.mark.long(guard="test_without_ray_the_way_to_install_it_is_said")
 def test_ray_closes_the_connection_that_it_opened_and_no_other(nodes: TwoNodes) -> None:
     import ray
 
@@ -296,11 +323,13 @@ def test_ray_closes_the_connection_that_it_opened_and_no_other(nodes: TwoNodes) 
         nodes.connect()
 
 
+@pytest.mark.long(guard="searching/test_explore.py::test_the_number_of_workers_does_not_change_the_answer")
 def test_a_search_on_ray_gives_the_answer_of_one_process(nodes: TwoNodes) -> None:
     problem, columns = exhausted(PARTED)
     same(by_engine(ray_engine(nodes.address), problem, problem.tasks()), columns)
 
 
+@pytest.mark.long(guard="test_a_worker_that_is_killed_is_replaced_and_only_its_task_tried_again")
 def test_ray_survives_the_loss_of_a_node(nodes: TwoNodes, tmp_path: Path) -> None:
     raylet = nodes.second.all_processes["raylet"][0].process.pid
 

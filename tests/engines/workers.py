@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.errors import RequestError, UnknownNameError
+from traincast import RequestError, UnknownNameError
 from traincast.imports import import_callable
 
 

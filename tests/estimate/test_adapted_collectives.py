@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.cluster import Cluster, load_cluster
-from traincast.errors import FileFormatError
-from traincast.estimate import learned_cost_model
+from traincast import Cluster, FileFormatError, learned_cost_model, load_cluster
 from traincast.estimate.collectives.adapted import AdaptedSystem, adapted_from, link_of
 from traincast.estimate.collectives.features import Condition, baseline_seconds, condition_of, message_of, route_of
 from traincast.estimate.collectives.prior import FEATURES, Points, SystemPrior, setting_of, transport_of, unpacked

@@ -8,8 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates, learned_cost_model
+from traincast import (
+    AnalyticalCostModel,
+    Cluster,
+    CostModel,
+    Estimates,
+    Operator,
+    TensorSpec,
+    learned_cost_model,
+    load_cluster,
+)
+from traincast.estimate import SOURCES
 from traincast.estimate.analytical import (
     GROUPED_SHARE,
     SORTED_ID_BYTES,
@@ -19,7 +28,7 @@ from traincast.estimate.analytical import (
 )
 from traincast.estimate.learned import _drawn, _thin
 from traincast.estimate.operators.efficiency import achievable
-from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
+from traincast.graph import DType, OpKind, Phase, Scalar
 from traincast.work import Collective, Launch, Transfer, Work
 
 H100 = load_cluster("dgx-h100:2")

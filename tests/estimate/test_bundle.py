@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from traincast import FileFormatError, RequestError, learned_cost_model
 from traincast.cli.main import main
-from traincast.errors import FileFormatError, RequestError
-from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import FORMAT, SHIPPED, check_output, load_bundle, renew_bundle, save_bundle
 from traincast.estimate.card import digest_of
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import request_of
-from traincast.cluster import FACTORS, Calibration, Cluster, Stall, load_cluster
-from traincast.estimate import AnalyticalCostModel, Estimates
+from traincast import AnalyticalCostModel, Calibration, Cluster, Estimates, Operator, TensorSpec, load_cluster
+from traincast.cluster import FACTORS, Stall
 from traincast.estimate.calibrated import Parts, calibrated
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.strategy import lower
 from traincast.work import Collective, CollectiveKind, HostCopy, Launch, Transfer, Work
 

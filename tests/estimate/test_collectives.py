@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.cluster import Cluster, load_cluster
+from traincast import Cluster, load_cluster
 from traincast.estimate.collectives.laws import (
     CHOICES,
     NIC_SHARE,

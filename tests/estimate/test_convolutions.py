@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import AnalyticalCostModel
+from traincast import AnalyticalCostModel, Cluster, Operator, TensorSpec, load_cluster
 from traincast.estimate.operators.convolutions import FOURIER_GAIN, WINDOW_FLOP_SHARE, convolution_law, depthwise_s
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 
 V100 = load_cluster("dgx-1-v100")
 A100 = load_cluster("dgx-a100")

@@ -9,15 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast import files
-from traincast.cluster import Cluster, load_cluster
-from traincast.errors import FileFormatError, RequestError
-from traincast.estimate import AnalyticalCostModel, EventsCostModel, read_events
+from traincast import (
+    AnalyticalCostModel,
+    Cluster,
+    FileFormatError,
+    Operator,
+    RequestError,
+    TensorSpec,
+    files,
+    load_cluster,
+    predict,
+)
+from traincast.estimate import EventsCostModel, read_events
 from traincast.estimate.events.file import CARD, TABLE, EventsCard, Row, contents_of, row_of
 from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
 from traincast.estimate.events.model import BESIDE_TRAFFIC, PURPOSES, Events, events_of
-from traincast.forecast import predict
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.report.outlook import COMPOSED
 from traincast.work import Collective, HostCopy, Launch, Transfer, Work
 

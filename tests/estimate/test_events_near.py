@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.estimate.test_events import card, cluster, measured
-from traincast.cluster import load_cluster
-from traincast.estimate import AnalyticalCostModel, EventsCostModel
+from traincast import AnalyticalCostModel, Operator, TensorSpec, load_cluster
+from traincast.estimate import EventsCostModel
 from traincast.estimate.events.file import Row
 from traincast.estimate.events.model import CARRIED, MEASURED, events_of
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 
 
 def fp32(*shape: int) -> TensorSpec:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
+from traincast import Operator, TensorSpec
 from traincast.cluster import find_device
 from traincast.estimate.operators.families import FAMILIES, Floats, Rates
 from traincast.estimate.operators.features import (
@@ -26,7 +27,7 @@ from traincast.estimate.operators.features import (
     shapes_of,
 )
 from traincast.fitting.rows.operator import RowConfig, operator_of
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 
 
 def number(value: float) -> Floats:

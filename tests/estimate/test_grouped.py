@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.cluster import load_cluster
-from traincast.estimate.analytical import GROUPED_SHARE, AnalyticalCostModel
-from traincast.estimate.learned import LearnedCostModel, learned_cost_model
+from traincast import (
+    AnalyticalCostModel,
+    CostModel,
+    LearnedCostModel,
+    Operator,
+    TensorSpec,
+    learned_cost_model,
+    load_cluster,
+)
+from traincast.estimate import SOURCES
+from traincast.estimate.analytical import GROUPED_SHARE
 from traincast.estimate.operators import grouped
-from traincast.estimate.protocol import SOURCES, CostModel
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 
 N, K = 4096, 7168
 LEARNED = SOURCES.index("learned")

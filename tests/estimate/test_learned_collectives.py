@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.cluster import Cluster, load_cluster
-from traincast.errors import FileFormatError
+from traincast import Cluster, FileFormatError, load_cluster
 from traincast.estimate.collectives.curves import Curve, ring_threshold
 from traincast.estimate.collectives.features import KINDS, Condition, Message, condition_of, route_of
 from traincast.estimate.collectives.learned import CollectiveModel

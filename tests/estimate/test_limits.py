@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.cluster import load_cluster
-from traincast.estimate import Estimates
+from traincast import Estimates, Operator, TensorSpec, load_cluster
 from traincast.estimate.limits import FEWER_PRODUCTS, above_limits, compute_seconds, least_seconds, link_seconds
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.work import Collective, Launch, Transfer, Work
 
 CLUSTER = load_cluster("dgx-h100:2")

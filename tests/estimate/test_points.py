@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.cluster import load_device
+from traincast import Operator, TensorSpec, load_device
 from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.operators.cells import RAMP, Cell, filling
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import shapes_of
 from traincast.estimate.operators.like_measured import stand_in
 from traincast.estimate.operators.points import Covariance, Kin, MeasuredPoints, Places, covariance
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 
 V100 = load_device("v100-sxm2-16gb")
 

@@ -10,16 +10,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.cluster import load_cluster, load_device
-from traincast.estimate import AnalyticalCostModel, learned_cost_model
+from traincast import (
+    AnalyticalCostModel,
+    CostModel,
+    Operator,
+    TensorSpec,
+    learned_cost_model,
+    load_cluster,
+    load_device,
+    predict,
+)
+from traincast.estimate import SOURCES
 from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.learned import BARE
 from traincast.estimate.operators.cells import ANY
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import shapes_of
-from traincast.estimate.protocol import SOURCES, CostModel
-from traincast.forecast import predict
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.strategy import lower
 from traincast.validating.operators import one_device
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import CNN, LLAMA, request_of
 from tests.export.reading import degrees_in, names_in, read_export
-from traincast.errors import StrategyError, UnknownNameError
+from traincast import Request, Strategy, StrategyError, UnknownNameError
 from traincast.export import FRAMEWORKS, export
-from traincast.strategy import Request, Slot, Strategy
+from traincast.strategy import Slot
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules.one_f_one_b import gpipe
 

@@ -9,10 +9,9 @@ import pytest
 
 from tests.conftest import CNN, LLAMA, graph_of, request_of
 from tests.export.test_conformance import MOE
-from traincast.errors import StrategyError
+from traincast import Request, StrategyError
 from traincast.export import export
 from traincast.export.shape import parameters_of_largest_block
-from traincast.strategy import Request
 
 
 def read(request: Request) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, request_of
-from traincast.errors import StrategyError
+from traincast import Request, StrategyError
 from traincast.export import FRAMEWORKS, export
 from traincast.graph.optimizers import with_optimizer
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
-from traincast.strategy import Request
 
 
 def tuned(strategy: str, lora: str | None, *freeze: str, quantize: int | None = None) -> Request:

@@ -8,13 +8,12 @@ import pytest
 
 from tests.conftest import GPT, LLAMA, graph_of, request_of
 from tests.export.reading import read_command
-from traincast.errors import StrategyError
+from traincast import Request, StrategyError
 from traincast.export import export
 from traincast.export.megatron import _model as megatron_flags
 from traincast.export.megatron import _vocabulary, layout
 from traincast.export.shape import _settings, decoder_from
 from traincast.graph.zoo import card
-from traincast.strategy import Request
 
 
 def flags_of(request: Request) -> dict[str, str]:

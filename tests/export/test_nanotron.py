@@ -9,9 +9,8 @@ import pytest
 from tests.conftest import GPT, LLAMA, request_of
 from tests.export.reading import read_yaml
 from tests.export.test_conformance import MOE
-from traincast.errors import StrategyError
+from traincast import Request, StrategyError
 from traincast.export import export
-from traincast.strategy import Request
 
 
 def read(request: Request) -> dict[str, Any]:

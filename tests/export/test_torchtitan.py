@@ -10,11 +10,10 @@ import pytest
 
 from tests.conftest import GPT, LLAMA, request_of
 from tests.export.test_conformance import MOE
-from traincast.errors import StrategyError
+from traincast import Request, Strategy, StrategyError
 from traincast.export import export
 from traincast.export.torchtitan import FLAVORS, degrees, modules
 from traincast.graph.zoo import names
-from traincast.strategy import Request, Strategy
 
 
 def read(request: Request) -> dict[str, Any]:

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from tests.fitting.test_collectives import Row, grid, row, write
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError
-from traincast.estimate import learned_cost_model
+from traincast import RequestError, fit, learned_cost_model, load_cluster
 from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.fitting.collectives.adapt import FEW, adapt_collectives, should_adapt
 from traincast.fitting.collectives.fit import fit_collectives
 from traincast.fitting.collectives.table import read_collectives
-from traincast.fitting.fit import fit
 from traincast.work import Collective
 
 SHIPPED = learned_cost_model().collectives[0]

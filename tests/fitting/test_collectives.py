@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from traincast.cluster import load_cluster
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError, load_cluster
 from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.fitting.collectives.fit import (
     compare_collectives,

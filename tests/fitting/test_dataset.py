@@ -12,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from traincast.errors import FileFormatError, RequestError, TraincastError
+from traincast import FileFormatError, RequestError, TraincastError
 from traincast.fitting.rows.dataset import read_operators
 from traincast.fitting.rows.problems import RowProblem, summarize_problems
 

@@ -42,6 +42,7 @@ def test_operators_become_a_bundle_with_its_errors(tables: list[Path], tmp_path:
     assert set(json.loads(json.dumps(found.to_dict()))) == {"bundle", "cells", "rivals", "left_out"}
 
 
+@pytest.mark.long(guard="test_operators_become_a_bundle_with_its_errors")
 def test_equal_tables_and_seeds_give_equal_bundles(tables: list[Path], tmp_path: Path) -> None:
     cards = []
     for name, seed in (("one", 1), ("two", 1), ("other", 2)):

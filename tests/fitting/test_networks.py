@@ -53,6 +53,7 @@ def losses(size: dict[str, Any], *, seed: int = 0, epochs: int = 12) -> list[flo
     return seen
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
 def test_a_known_function_is_learned(body: dict[str, Any]) -> None:
     seen = losses(body)

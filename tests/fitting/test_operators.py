@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from traincast import FileFormatError, LearnedCostModel, RequestError, TraincastError
 from traincast.cluster import find_device
 from traincast.engines import local_engine
-from traincast.errors import FileFormatError, RequestError, TraincastError
-from traincast.estimate import SOURCES, LearnedCostModel
+from traincast.estimate import SOURCES
 from traincast.estimate.bundle import load_bundle, save_bundle
 from traincast.estimate.operators.cells import ANY
 from traincast.estimate.operators.families import Rates
@@ -252,6 +252,7 @@ def test_only_a_bundle_is_replaced(lab: tuple[Path, OperatorTable, list[FittedCe
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "mine"]
 
 
+@pytest.mark.long(guard="test_a_few_operators_of_a_new_device_adapt_the_network_of_all")
 def test_an_adapted_cell_beside_its_network_is_kept_as_its_move_alone(tmp_path: Path) -> None:
     made = [*rows(320, DEVICES), *rows(60, {"NVIDIA H200": 0.3}, seed=7)]
     table = table_of(tmp_path / "t.parquet", made)

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from traincast import RequestError, UnknownNameError
 from traincast.cluster import find_device
-from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import features, shapes_of
 from traincast.fitting.operators.examples import Rows, examples_of, vocabulary_of
@@ -55,6 +55,7 @@ def overall(rival: str) -> RivalScore:
     return next(score for score in scores() if score.rival == rival and score.operator == ALL)
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("rival", [name for name in RIVALS if name != "roofline"])
 def test_every_rival_is_better_than_the_roofline(rival: str) -> None:
     assert overall(rival).mape < 0.8 * overall("roofline").mape

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fitting.test_collectives import Row, row, write
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.estimate.collectives.features import baseline_seconds
 from traincast.fitting.collectives.prior import LeftOut, doubted, fit_prior, left_out_systems, spread_of, system_cells
 from traincast.fitting.collectives.table import CollectiveTable, read_collectives

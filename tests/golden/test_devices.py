@@ -13,7 +13,8 @@ from typing import Final
 
 import pytest
 
-from traincast.cluster.catalog import device_names, load_device
+from traincast import load_device
+from traincast.cluster import device_names
 
 with Path(__file__).with_name("devices.csv").open(encoding="utf-8", newline="") as file:
     PUBLISHED: Final = {row["name"]: row for row in csv.DictReader(file)}

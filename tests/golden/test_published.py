@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from traincast import load_cluster, load_runtime, predict
 from traincast.ask import Training
-from traincast.cluster import load_cluster
-from traincast.forecast import estimates_of, predict
+from traincast.forecast import estimates_of
 from traincast.graph.zoo import card
 from traincast.resolve import resolve
 from traincast.simulate import simulate
-from traincast.strategy import load_runtime, lower, parse_strategy
+from traincast.strategy import lower, parse_strategy
 
 BOUND = 0.20
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tests.conftest import GPT, AnalyticalCostModel, devices, graph_of
-from traincast.errors import CaptureError
-from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast import CaptureError, OperatorGraph, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.work_amount import MATRIX_KINDS
@@ -198,6 +198,7 @@ def products(graph: OperatorGraph, phase: Phase) -> float:
     return sum(op.flops * n for op, n in graph if op.phase is phase and op.kind.value in MATRIX_KINDS)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("spec", EXACT)
 def test_folding_repeated_blocks_keeps_flops_parameters_and_saved_bytes(spec: str) -> None:
     folded, whole = folded_and_whole(spec)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.errors import FileFormatError
-from traincast.graph.files import graph_from_dict, graph_to_dict, load_graph, save_graph
+from traincast import FileFormatError, load_graph, save_graph
+from traincast.graph.files import graph_from_dict, graph_to_dict
 
 
 @pytest.mark.parametrize("spec", [GPT, LLAMA, CNN])

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.errors import RequestError, UnknownNameError
-from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast import OperatorGraph, RequestError, TensorSpec, UnknownNameError, load_graph, save_graph
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.capture.capture import capture
-from traincast.graph.files import load_graph, save_graph
 from traincast.graph.tuning.storage import STORAGES, find_storage
 from traincast.graph.tuning.targets import matches
 from traincast.graph.tuning.tune import FineTuning, fine_tuned, parse_fine_tuning
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
 HIDDEN, LAYERS = 256, 4
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traincast.graph import DType, OperatorGraph, OpKind, Phase
+from traincast import OperatorGraph
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.capture.capture import _trace, capture
 from traincast.graph.capture.own_modules import load_factory
 from traincast.graph.files import graph_from_dict, graph_to_dict
@@ -202,6 +203,7 @@ def hugging_face_llama() -> tuple[nn.Module, Any]:
     return LlamaForCausalLM(config), (torch.zeros(1, 16, dtype=torch.int64),)
 
 
+@pytest.mark.long(guard="test_layers_that_are_all_given_the_same_tensors_are_equal_and_do_not_send_them_on")
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 def test_the_layers_of_a_hugging_face_llama_are_one_block() -> None:
     graph = capture(load_factory("tests.graph.test_fixed:hugging_face_llama"), name="llama")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast.errors import RequestError
-from traincast.graph import OperatorGraph, OpKind, Phase
-from traincast.graph.load import load_model
+from traincast import OperatorGraph, RequestError, capture
+from traincast.graph import OpKind, Phase
 from traincast.strategy.stages import cut_stages
 
 HIDDEN, VOCAB, FFN = 64, 512, 96
@@ -32,22 +31,24 @@ def _products(graph: OperatorGraph, n: int) -> float:
     )
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("spec", [SMALL, HYBRID])
 def test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss(spec: str) -> None:
     for depths in (0, 1, 2):
-        graph = load_model(f"{spec}+mtp={depths}" if depths else spec)
+        graph = capture(f"{spec}+mtp={depths}" if depths else spec)
         assert _products(graph, VOCAB) == 1 + depths
         assert sum(count for op, count in graph if op.kind is OpKind.LOSS and op.phase is Phase.FORWARD) == 1 + depths
 
 
 def test_a_depth_has_a_layer_three_norms_and_a_product_of_its_own() -> None:
-    layers = [load_model(SMALL.replace("layers=4", f"layers={n}")).num_parameters for n in (4, 5)]
-    more = load_model(f"{SMALL}+mtp").num_parameters - layers[0]
+    layers = [capture(SMALL.replace("layers=4", f"layers={n}")).num_parameters for n in (4, 5)]
+    more = capture(f"{SMALL}+mtp").num_parameters - layers[0]
     assert more == layers[1] - layers[0] + 2 * HIDDEN * HIDDEN + 3 * HIDDEN
 
 
+@pytest.mark.long(guard="test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss")
 def test_a_hybrid_predicts_further_tokens_by_attention_and_experts() -> None:
-    plain, more = load_model(HYBRID), load_model(f"{HYBRID}+mtp")
+    plain, more = capture(HYBRID), capture(f"{HYBRID}+mtp")
     counts = [
         {kind: sum(c for op, c in graph if op.kind is kind and op.phase is Phase.FORWARD) for kind in OpKind}
         for graph in (plain, more)
@@ -57,6 +58,7 @@ def test_a_hybrid_predicts_further_tokens_by_attention_and_experts() -> None:
     assert added == {OpKind.ATTENTION: 1, OpKind.SCAN: 0, OpKind.GROUPED_GEMM: each}
 
 
+@pytest.mark.long(guard="test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss")
 def test_a_configuration_states_how_many_further_tokens_there_are(tmp_path: Path) -> None:
     config = {
         "model_type": "deepseek_v3",
@@ -80,7 +82,7 @@ def test_a_configuration_states_how_many_further_tokens_there_are(tmp_path: Path
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    assert [_products(load_model(f"{path}{end}"), VOCAB) for end in ("", "+mtp", "+mtp=1")] == [1, 3, 2]
+    assert [_products(capture(f"{path}{end}"), VOCAB) for end in ("", "+mtp", "+mtp=1")] == [1, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +91,12 @@ def test_a_configuration_states_how_many_further_tokens_there_are(tmp_path: Path
 )
 def test_models_that_cannot_predict_further_tokens_are_refused(spec: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        load_model(spec)
+        capture(spec)
 
 
 def test_the_last_stage_of_a_pipeline_has_three_layers_fewer_for_each_further_token() -> None:
     spec = SMALL.replace("layers=4", "layers=13")
-    graph = load_model(f"{spec}+mtp")
+    graph = capture(f"{spec}+mtp")
     even = [1.0] * len(graph.blocks)
     repeated = {i for i, block in enumerate(graph.blocks) if block.repeated}
     stages = cut_stages(graph, 4, costs=even, sends=even)

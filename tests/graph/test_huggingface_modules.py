@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.golden.huggingface_configs import PUBLISHED
-from traincast.errors import MissingDependencyError, RequestError
-from traincast.graph import OperatorGraph, OpKind, Phase
-from traincast.graph.load import load_model, load_transformers
+from traincast import MissingDependencyError, OperatorGraph, RequestError, capture
+from traincast.graph import OpKind, Phase
+from traincast.graph.load import load_transformers
 from traincast.graph.work_amount import model_flops
 
 NEEDED = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
@@ -38,7 +38,7 @@ def written(folder: Path, config: dict[str, Any]) -> str:
 def test_without_transformers_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingDependencyError) as caught:
-        load_model(written(tmp_path, RWKV))
+        capture(written(tmp_path, RWKV))
     assert str(caught.value) == (
         "model_type 'rwkv' is none that Traincast reads itself; building it needs transformers, which is not "
         "installed: pip install 'traincast[transformers]'"
@@ -47,7 +47,7 @@ def test_without_transformers_the_message_says_what_to_install(tmp_path: Path, m
 
 @NEEDED
 def test_a_type_of_transformers_is_traced_with_fused_operators(tmp_path: Path) -> None:
-    graph = load_model(written(tmp_path, HELIUM), seq=256)
+    graph = capture(written(tmp_path, HELIUM), seq=256)
     assert graph.tokens_per_sample == 256
     assert [block.count for block in graph.blocks if block.repeated] == [4]
     kinds = [op.kind for op, _ in graph]
@@ -58,13 +58,14 @@ def test_a_type_of_transformers_is_traced_with_fused_operators(tmp_path: Path) -
 @NEEDED
 def test_a_type_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="model_type 'nonesuch' is unknown to transformers"):
-        load_model(written(tmp_path, {"model_type": "nonesuch"}))
+        capture(written(tmp_path, {"model_type": "nonesuch"}))
 
 
 def products(graph: OperatorGraph) -> float:
     return sum(model_flops(op) * count for op, count in graph)
 
 
+@pytest.mark.long(but=2)
 @NEEDED
 @pytest.mark.parametrize(
     "name",
@@ -72,7 +73,7 @@ def products(graph: OperatorGraph) -> float:
 )
 def test_both_ways_give_the_same_parameters_and_products(name: str, tmp_path: Path) -> None:
     published, config = PUBLISHED[name]
-    own = load_model(written(tmp_path, config), seq=1024)
+    own = capture(written(tmp_path, config), seq=1024)
     built = load_transformers(config, name=name, seq=1024)
     assert own.num_parameters == built.num_parameters == published
     assert products(built) == pytest.approx(products(own), rel=1e-6)
@@ -153,19 +154,19 @@ def rows_of(graph: OperatorGraph) -> int:
 
 @NEEDED
 def test_experts_that_run_in_a_loop_are_grouped_products(tmp_path: Path) -> None:
-    graph = load_model(written(tmp_path, DBRX), seq=32)
+    graph = capture(written(tmp_path, DBRX), seq=32)
     assert rows_of(graph) == 2 * 3 * 32 * 2  # layers, products, tokens, experts per token
 
 
 @NEEDED
 def test_experts_that_compute_nothing_take_their_share_of_the_tokens(tmp_path: Path) -> None:
-    graph = load_model(written(tmp_path, LONGCAT), seq=32)
+    graph = capture(written(tmp_path, LONGCAT), seq=32)
     assert rows_of(graph) == 2 * 32 * 3 * 8 // 12
 
 
 @NEEDED
 def test_experts_that_are_modules_of_their_own_share_the_tokens(tmp_path: Path) -> None:
-    graph = load_model(written(tmp_path, SWITCH), seq=32)
+    graph = capture(written(tmp_path, SWITCH), seq=32)
     wide = [op for op, n in graph for _ in range(n) if op.scope.endswith(".wi") and op.phase is Phase.FORWARD]
     experts = [op for op in wide if ".encoder." in op.scope and "expert_" in op.scope]
     assert [op.inputs[0].shape for op in experts] == [(32 // 4, 64)] * 4
@@ -188,7 +189,7 @@ FSMT = {
 
 @NEEDED
 def test_a_model_that_decides_by_its_data_is_traced_and_says_where(tmp_path: Path) -> None:
-    note = str(load_model(written(tmp_path, FSMT), seq=16).attributes["note"])
+    note = str(capture(written(tmp_path, FSMT), seq=16).attributes["note"])
     assert note.startswith(f"{tmp_path.name} decides by its data at modeling_fsmt.py:")
     assert note.endswith("forecast as if the answer were no (no padding, nothing special)")
 
@@ -196,7 +197,7 @@ def test_a_model_that_decides_by_its_data_is_traced_and_says_where(tmp_path: Pat
 @NEEDED
 def test_assertions_about_data_hold(tmp_path: Path) -> None:
     config = {"model_type": "xlm", "emb_dim": 32, "n_layers": 1, "n_heads": 2, "vocab_size": 100}
-    graph = load_model(written(tmp_path, config), seq=16)
+    graph = capture(written(tmp_path, config), seq=16)
     assert graph.tokens_per_sample == 16 and "note" not in graph.attributes
 
 
@@ -216,6 +217,6 @@ def test_masks_that_set_elements_do_not_change_shapes(tmp_path: Path) -> None:
         "num_conv_pos_embedding_groups": 2,
         "vocab_size": 30,
     }
-    graph = load_model(written(tmp_path, config))
+    graph = capture(written(tmp_path, config))
     assert [op.kind for op, _ in graph if op.phase is Phase.FORWARD].count(OpKind.CONV) == 3
     assert not any(op.attributes.get("unknown") for op, _ in graph)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import CaptureError, RequestError
-from traincast.graph import OperatorGraph, OpKind, Phase
+from traincast import CaptureError, OperatorGraph, RequestError
+from traincast.graph import OpKind, Phase
 from traincast.graph.load import load_transformers
 
 pytestmark = pytest.mark.skipif(
@@ -115,6 +115,7 @@ def test_all_samples_of_a_model_with_adapters_by_language_use_one_of_them() -> N
     assert sum(rows) == 2 * 2 * 32  # two layers, two products
 
 
+@pytest.mark.long(guard="test_all_samples_of_a_model_with_adapters_by_language_use_one_of_them")
 def test_bytes_are_joined_to_patches_of_the_stated_size() -> None:
     part = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
     config = {
@@ -135,6 +136,7 @@ def test_bytes_are_joined_to_patches_of_the_stated_size() -> None:
     assert "patches, which entropies decide, are taken to be 4 bytes long" in str(graph.attributes["note"])
 
 
+@pytest.mark.long(guard="test_all_samples_of_a_model_with_adapters_by_language_use_one_of_them")
 def test_a_decoder_inside_a_configuration_is_trained_on_all_its_codebooks() -> None:
     import torch
     import transformers
@@ -156,6 +158,7 @@ def test_a_row_goes_to_two_of_the_experts_that_have_a_weight_for_each_row() -> N
     assert sorted(rows) == [2 * 32 // 4] * 4 + [32]
 
 
+@pytest.mark.long(guard="graph/test_zoo_sparse.py::test_an_indexer_runs_forward_only_and_its_parameters_are_held")
 def test_an_indexer_scores_all_queries_with_all_blocks_of_keys_at_once() -> None:
     config = {**QWEN4, **INDEXER}
     graph = traced(config)

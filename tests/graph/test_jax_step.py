@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 from tests.graph.test_onnx_file import moved, step_of
-from traincast.errors import RequestError
-from traincast.graph import OperatorGraph, OpKind, Phase
+from traincast import OperatorGraph, RequestError
+from traincast.graph import OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
-pytest.importorskip("jax")
+pytest.importorskip("jax", reason="needs JAX, which make test-all installs")
 HIDDEN, HEADS, LAYERS, SEQ, VOCAB, STEPS, WIDTH = 64, 4, 3, 16, 96, 12, 4096
 
 

@@ -7,15 +7,15 @@ import sys
 
 _CODE = """
 import sys
-from traincast.graph.load import load_model
-graph = load_model("gpt:layers=2,hidden=64,heads=4,vocab=100,seq=32")
+from traincast import capture
+graph = capture("gpt:layers=2,hidden=64,heads=4,vocab=100,seq=32")
 assert graph.num_parameters == 2 * (12 * 64 * 64 + 13 * 64) + (100 + 32) * 64 + 2 * 64, graph.num_parameters
 assert not [m for m in sys.modules if m.startswith("torch._dynamo")]
 import torch
 import torch._dynamo
 compiled = torch.compile(lambda x: x + 1, backend="eager")
 assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
-again = load_model("gpt:layers=2,hidden=64,heads=4,vocab=100,seq=32")
+again = capture("gpt:layers=2,hidden=64,heads=4,vocab=100,seq=32")
 assert again == graph
 """
 

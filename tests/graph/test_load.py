@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GPT, graph_of
-from traincast.errors import CaptureError, RequestError, UnknownNameError
+from traincast import CaptureError, RequestError, UnknownNameError, save_graph
 from traincast.graph import cache, zoo
-from traincast.graph.files import save_graph
 from traincast.graph.load import load_model
 
 ZOO = Path(zoo.__file__).parent

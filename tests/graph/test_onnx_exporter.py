@@ -13,8 +13,7 @@ from torch.nn import functional
 pytest.importorskip("onnx")
 
 from tests.graph.test_onnx_file import captured, kernels
-from traincast.graph import OperatorGraph
-from traincast.graph.load import load_model
+from traincast import OperatorGraph, capture
 
 
 def read(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, opset: int) -> OperatorGraph:
@@ -32,7 +31,7 @@ def read(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, opset:
             input_names=["x"],
             dynamic_axes={"x": {0: "batch"}},
         )
-    return load_model(str(path))
+    return capture(str(path))
 
 
 @pytest.mark.parametrize("opset", [15, 17, 20])

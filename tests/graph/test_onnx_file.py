@@ -15,13 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from traincast import CaptureError, FileFormatError, OperatorGraph, RequestError, predict
 from traincast.cli.main import main
-from traincast.errors import CaptureError, FileFormatError, RequestError
-from traincast.forecast import predict
-from traincast.graph import OperatorGraph, Phase, zoo
+from traincast.graph import Phase, zoo
 from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -104,6 +103,7 @@ def both(spec: str) -> tuple[OperatorGraph, OperatorGraph]:
         return load_model(str(exported(module, inputs, Path(folder, "network.onnx")))), captured(module, inputs)
 
 
+@pytest.mark.long(but=lambda spec: spec.startswith(("bert", "gpt")))
 @pytest.mark.parametrize("spec", NETWORKS)
 def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str) -> None:
     ours, theirs = both(spec)
@@ -116,6 +116,7 @@ def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str
     assert step_of(ours) == pytest.approx(step_of(theirs), rel=0.01)
 
 
+@pytest.mark.long(but=lambda spec: spec.startswith(("bert", "gpt")))
 @pytest.mark.parametrize("spec", [NETWORKS[0], NETWORKS[2], NETWORKS[4], NETWORKS[8], NETWORKS[9]])
 def test_a_file_has_the_operators_of_the_network_one_by_one(spec: str) -> None:
     ours, theirs = both(spec)
@@ -208,6 +209,7 @@ def convolutions() -> nn.Module:
     )
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("optimize", [False, True])
 @pytest.mark.parametrize(("make", "shape"), [(convolutions, (3, 8, 8)), (Both, (5, 8))])
 def test_the_new_exporter_of_pytorch_gives_the_same_operators(

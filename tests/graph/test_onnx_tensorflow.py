@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from traincast.errors import FileFormatError, RequestError
-from traincast.graph import OperatorGraph, OpKind, Phase
+from traincast import FileFormatError, OperatorGraph, RequestError
+from traincast.graph import OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import traincast
-from traincast.errors import CaptureError, RequestError
+from traincast import CaptureError, RequestError
 from traincast.graph import OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
 
 def mlp() -> nn.Module:

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 import traincast
-from traincast.graph import Operator, OpKind, Phase
-from traincast.graph.load import load_model
+from traincast import Operator, capture
+from traincast.graph import OpKind, Phase
 from traincast.graph.work_amount import bytes_read, bytes_written, flops, model_flops
 from traincast.graph.zoo.parts import scans
 from traincast.strategy.program.cut import cut_operator
@@ -75,7 +75,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 
 def scan(spec: str, name: str) -> Operator:
-    return next(op for op, _ in load_model(spec) if op.name == name)
+    return next(op for op, _ in capture(spec) if op.name == name)
 
 
 def test_a_chunked_state_space_costs_what_its_products_do() -> None:
@@ -104,7 +104,7 @@ def test_a_selective_scan_costs_nine_flops_per_state() -> None:
 
 @pytest.mark.parametrize("spec", [MAMBA2, QWEN])
 def test_heads_of_scans_are_split_by_tensor_parallelism(spec: str) -> None:
-    graph = load_model(spec)
+    graph = capture(spec)
     roles = find_sharding(graph).roles
     scans_of = [i for i, op in enumerate(graph.operators) if op.kind is OpKind.SCAN]
     assert {roles[i] for i in scans_of} == {Role.INSIDE}
@@ -116,7 +116,7 @@ def test_heads_of_scans_are_split_by_tensor_parallelism(spec: str) -> None:
 
 
 def test_a_norm_over_all_heads_keeps_a_state_space_whole() -> None:
-    graph = load_model(MAMBA2 + ",state_norm_groups=1")
+    graph = capture(MAMBA2 + ",state_norm_groups=1")
     roles = find_sharding(graph).roles
     assert {roles[i] for i, op in enumerate(graph.operators) if op.scope.startswith("layers")} == {Role.WHOLE}
 
@@ -128,7 +128,7 @@ def test_a_longer_sequence_costs_a_scan_in_proportion() -> None:
 
 
 def test_layers_of_changing_kinds_each_count_as_a_layer() -> None:
-    graph = load_model(
+    graph = capture(
         "decoder:layers=6,hidden=64,heads=4,mixers=M-*-M-,feeds=-d-d-d,state=16,state_heads=4,seq=64,vocab=128"
     )
     assert sum(block.count for block in graph.blocks if block.repeated) == 6

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from traincast.graph import OperatorGraph, Phase, zoo
+from traincast import OperatorGraph
+from traincast.graph import Phase, zoo
 from traincast.graph.capture.capture import capture
-from traincast.graph.zoo.traceable import Traceable
+from traincast.graph.zoo import Traceable
 
 
 class Reader(nn.Module):  # type: ignore[misc]
@@ -78,6 +79,7 @@ def test_three_layers_are_all_traced() -> None:
     assert operators(capture(readers(3), name="three")) == operators(capture(whole(readers(3)), name="three"))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.graphs import PLACE, is_current
 
 from tests.conftest import GPT
-from traincast.errors import MissingDependencyError, RequestError
+from traincast import MissingDependencyError, RequestError
 from traincast.graph import cache, load, shipped, zoo
 from traincast.graph.capture import capture as capturing
 from traincast.graph.load import capture_of_zoo, load_model
@@ -45,6 +45,7 @@ def test_the_index_has_the_parameters_of_the_graph(name: str) -> None:
     assert index.num_parameters(card.family, {**card.parameters, "colour": 3}) is None
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_shipped_graph_is_what_a_capture_gives(name: str) -> None:
     assert is_current(name), "run `make graphs`"
@@ -64,6 +65,7 @@ def test_a_size_that_ships_is_found_however_it_is_written() -> None:
     assert load_model("gpt2", seq=named.tokens_per_sample) == named
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("name", "layers"), [("gpt2", 3), ("llama3-8b", 40), ("t5-small", 9), ("vit-base", 7)])
 def test_another_depth_of_a_stack_is_derived_exactly(name: str, layers: int) -> None:
     card = zoo.card(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.graph.load import load_model
+from traincast import Operator, TensorSpec, capture
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 
 
@@ -100,7 +100,7 @@ class _Squares(torch.nn.Module):  # type: ignore[misc]
 
 
 def test_a_captured_operator_reads_each_value_once() -> None:
-    graph = load_model(_Squares(), torch.ones(2, 8, 16))
+    graph = capture(_Squares(), torch.ones(2, 8, 16))
     moved = {(op.phase, op.name): (op.bytes_read, op.bytes_written) for op, _ in graph}
     size = 4.0 * 8 * 16
     assert moved[Phase.FORWARD, "add"] == (size, size)  # a scalar is not read

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.graph.zoo import FAMILIES, Traceable, build, card, names
 from traincast.graph.zoo.images.regnet import widths_of_blocks
 
@@ -92,6 +92,7 @@ def shapes(output: Any) -> list[tuple[int, ...]]:
     return [tuple(each.shape) for each in (output if isinstance(output, tuple) else (output,))]
 
 
+@pytest.mark.long(but=lambda name: card(name).family)
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
 def test_parameters_are_as_many_as_published(name: str) -> None:
     published = card(name).published
@@ -103,6 +104,7 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
         assert counted == published["parameters"]
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)  # all others run when the graphs that ship are captured
 def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
     step_on_fake(build(name), shapes, output_shapes(name, LARGE_PRIME))

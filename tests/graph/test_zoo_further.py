@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import graph_of
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
-from traincast.errors import TraincastError
-from traincast.graph.operator import OpKind, Phase
+from traincast import TraincastError
+from traincast.graph import OpKind, Phase
 from traincast.graph.work_amount import model_flops
 from traincast.graph.zoo import Traceable, build, card, names
 
@@ -47,6 +47,7 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
         assert f"{counted:.{int(digits) - 1}e}" == f"{published['parameters']:.{int(digits) - 1}e}"
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
     expected = tuple(LARGE_PRIME if side == -1 else side for side in SHAPES[name])
@@ -61,6 +62,7 @@ def test_a_captured_graph_has_all_parameters_and_no_unknown_operator(name: str) 
     assert not [operator.name for operator in graph.operators if operator.attributes.get("unknown")]
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("spec", [
     "conformer:layers=2,hidden=64,heads=4,bands=16,frames=32,vocab=10",
     "latent-unet:width=32,multiples=1x2,depths=1x0,heads=4,text=16,length=8,image=64",

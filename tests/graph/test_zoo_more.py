@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.conftest import graph_of
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
-from traincast.errors import TraincastError
-from traincast.graph.operator import Phase
+from traincast import TraincastError
+from traincast.graph import Phase
 from traincast.graph.zoo import Traceable, build, card, names
 
 FAMILIES = ("nnunet", "vnet", "unet-industrial", "jasper", "quartznet", "electra", "ncf")
@@ -72,6 +72,7 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
     assert f"{count_parameters(built(name)):.{digits}e}" == f"{published['parameters']:.{digits}e}"
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)  # all others run when the graphs that ship are captured
 def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
     step_on_fake(build(name), shapes, expected_shapes(name, LARGE_PRIME))
@@ -84,6 +85,7 @@ def test_a_captured_graph_has_all_parameters_and_no_unknown_operator(name: str) 
     assert not [operator.name for operator in graph.operators if operator.attributes.get("unknown")]
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_the_captured_forward_flops_are_those_of_the_convolutions(name: str) -> None:
     forward = graph_of(name).flops(Phase.FORWARD)
@@ -106,6 +108,7 @@ def test_nnunet_multiplies_as_its_closed_form_says(name: str, widths: tuple[int,
     assert convolution_macs(built(name)) == total
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["jasper-10x5", "quartznet-10x5", "quartznet-15x5"])
 def test_every_weight_of_an_acoustic_model_is_used_once_per_pair_of_frames(name: str) -> None:
     model = built(name)

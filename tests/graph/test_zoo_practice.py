@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import graph_of
 from tests.graph.training_step import built
-from traincast.errors import TraincastError
-from traincast.graph.operator import OpKind, Phase
+from traincast import TraincastError
+from traincast.graph import OpKind, Phase
 from traincast.graph.work_amount import model_flops
 from traincast.graph.zoo import Traceable, build, card
 
@@ -88,6 +88,7 @@ def shapes(output: Any) -> list[tuple[int, ...]]:
     return [tuple(each.shape) for each in (output if isinstance(output, tuple) else (output,))]
 
 
+@pytest.mark.long(but=lambda name: card(name).family)
 @pytest.mark.parametrize("name", COUNTED)
 def test_parameters_are_as_many_as_published(name: str) -> None:
     published, counted = card(name).published, count_parameters(built(name))
@@ -124,6 +125,7 @@ def test_efficientdet_multiplies_as_often_as_published() -> None:
     assert products == pytest.approx(float(card("efficientdet-d0").published["flops"]), rel=0.03)
 
 
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)  # all others run when the graphs that ship are captured
 def test_a_training_step_runs_on_meta_tensors(name: str) -> None:
     model = build(name)
@@ -140,6 +142,7 @@ def test_a_training_step_runs_on_meta_tensors(name: str) -> None:
     assert without == held.get(card(name).family, [])
 
 
+@pytest.mark.long(but=lambda name: card(name).family)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_graph_has_all_parameters_and_no_unknown_operator(name: str) -> None:
     graph = graph_of(name)

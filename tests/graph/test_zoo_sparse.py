@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from traincast.errors import RequestError
-from traincast.graph import Operator, OpKind, Phase
+from traincast import Operator, RequestError, TensorSpec, capture
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.huggingface.read import from_config
-from traincast.graph.load import load_model
-from traincast.graph.tensor import DType, TensorSpec
 from traincast.graph.work_amount import attention_fraction
 from traincast.graph.zoo import build
 from traincast.graph.zoo.language.deepseek_v4 import Compressor, keys_seen
@@ -100,9 +98,10 @@ def test_a_compressed_token_is_the_mean_of_its_group_if_all_gates_are_equal() ->
     assert torch.allclose(plain(x), values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + 1e-5))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("spec", "top_k"), [(V32, 16), (V4, None)])
 def test_an_indexer_runs_forward_only_and_its_parameters_are_held(spec: str, top_k: int | None) -> None:
-    graph, module = load_model(spec), build(spec).module
+    graph, module = capture(spec), build(spec).module
     inside = [op for op in graph.operators if ".indexer" in op.scope]
     assert {op.phase for op in inside} == {Phase.FORWARD}
     assert {op.name for op in inside} >= {"index_scores", "topk"}
@@ -114,13 +113,14 @@ def test_an_indexer_runs_forward_only_and_its_parameters_are_held(spec: str, top
 
 
 def test_short_sequences_are_attended_to_in_full() -> None:
-    graph = load_model(V32.replace("seq=64", "seq=16"))
+    graph = capture(V32.replace("seq=64", "seq=16"))
     assert {op.attributes.get("window") for op in graph.operators if op.kind is OpKind.ATTENTION} == {None}
 
 
+@pytest.mark.long(guard="test_sparse_attention_counts_the_scores_of_an_equal_window")
 def test_attention_of_deepseek_v4_grows_less_than_with_the_square_of_the_sequence() -> None:
     def scores(seq: int) -> float:
-        graph = load_model(V4.replace("seq=64", f"seq={seq}"))
+        graph = capture(V4.replace("seq=64", f"seq={seq}"))
         kinds = (op.flops * count for op, count in graph if op.kind is OpKind.ATTENTION)
         return sum(kinds)
 
@@ -163,9 +163,10 @@ def test_dimensions_that_contradict_each_other_are_refused(spec: str, said: str)
         build(spec)
 
 
+@pytest.mark.long(guard="test_an_indexer_runs_forward_only_and_its_parameters_are_held")
 def test_a_file_of_deepseek_v4_is_captured(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(V4_CONFIG))
-    graph = load_model(str(path), seq=128)
+    graph = capture(str(path), seq=128)
     assert graph.tokens_per_sample == 128
     assert not [op.name for op in graph.operators if op.attributes.get("unknown")]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.graph import OpKind, Phase, zoo
 from traincast.graph.load import capture_of_zoo, load_model
 
@@ -21,6 +21,7 @@ def test_parameters_are_as_published(name: str) -> None:
     assert float(f"{count:.{digits}g}") == published["parameters"]
 
 
+@pytest.mark.long(guard="test_tacotron_runs_two_cells_a_frame_and_one_layer_each_way_over_the_text")
 def test_a_frame_of_tacotron_costs_the_same_however_many_there_are() -> None:
     three, four, five = (load_model(f"tacotron2:seq=16,frames={n}") for n in (3, 4, 5))
     for phase in (Phase.FORWARD, Phase.BACKWARD):
@@ -45,6 +46,7 @@ def test_tacotron_runs_two_cells_a_frame_and_one_layer_each_way_over_the_text() 
     assert sum(n for op, n in graph if op.kind is OpKind.RNN and op.phase is Phase.FORWARD) == 2 * 6 + 2
 
 
+@pytest.mark.long(guard="test_parameters_are_as_published")
 def test_products_of_wan_follow_its_sizes() -> None:
     graph = load_model("wan:layers=4,hidden=64,heads=4,ffn=128,text_width=32,words=8,frames=5,height=32,width=32")
     tokens, words = 2 * 2 * 2, 8
@@ -64,6 +66,7 @@ def test_one_of_five_layers_of_llama_vision_attends_to_the_image() -> None:
     assert {op.inputs[1].shape[-2] for op in seen} == {8, 2 * (2 * 2 + 1)}
 
 
+@pytest.mark.long(guard="test_parameters_are_as_published")
 def test_an_image_of_idefics_is_64_tokens_and_size_of_images_counts() -> None:
     small, large = (capture_of_zoo(f"idefics2:layers=3,seq=128,image={side}") for side in (140, 280))
     assert small.num_parameters == large.num_parameters

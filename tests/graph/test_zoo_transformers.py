@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.graph.training_step import built
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.graph.zoo import Traceable, build, card, names
 from traincast.graph.zoo.language.t5 import RelativeBias
 from traincast.graph.zoo.language.transformer import bert, deepseek, gpt, gpt_oss, llama, moe, mpt, vit
@@ -110,6 +110,7 @@ def step(model: Traceable, *, batch: int, fake: bool) -> tuple[nn.Module, Shapes
     return module, forward, backward
 
 
+@pytest.mark.long(but=lambda name: card(name).family)
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "switch-xl-4"])
 def test_parameters_are_those_published(name: str) -> None:
     published = card(name).published
@@ -163,12 +164,14 @@ def test_megatron_formula_for_parameters_holds() -> None:
         assert parameter_count(built(name)) == round(formula) + 2 * hidden  # the final norm
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_gets_a_gradient_on_meta(name: str) -> None:
     module, _, _ = step(built(SMALL[name]), batch=2, fake=False)
     assert [path for path, p in module.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_large_prime_batch_runs_on_fake_tensors(name: str) -> None:
     model = built(SMALL[name])
@@ -177,6 +180,7 @@ def test_a_large_prime_batch_runs_on_fake_tensors(name: str) -> None:
     assert all(t.shape[0] == LARGE_PRIME and t.device.type == "meta" for t in model.inputs(LARGE_PRIME))
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("name", PRESETS)
 def test_attention_is_one_operator_forward_and_one_backward(name: str) -> None:
     model = built(SMALL[name])
@@ -187,6 +191,7 @@ def test_attention_is_one_operator_forward_and_one_backward(name: str) -> None:
     assert "bmm" not in backward.names
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("bert", "vit")])
 def test_forward_flops_follow_the_closed_form(name: str) -> None:
     model, batch = built(SMALL[name]), 3

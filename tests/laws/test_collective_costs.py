@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import AnalyticalCostModel
+from traincast import AnalyticalCostModel, Cluster, load_cluster
 from traincast.estimate.collectives.laws import (
     ALGORITHMS,
     halving_doubling_all_reduce,

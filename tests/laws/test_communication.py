@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import GPT, LLAMA, collective_bytes, devices, graph_of, request_of, tasks_per_work
-from traincast.graph import OperatorGraph
-from traincast.strategy import SCHEDULES, Category, Group, Mesh, Plan, Strategy, lower
+from traincast import OperatorGraph, Strategy
+from traincast.strategy import SCHEDULES, Category, Group, Mesh, Plan, lower
 from traincast.strategy.mesh import Axis
 from traincast.work import Collective, Transfer
 

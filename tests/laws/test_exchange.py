@@ -20,9 +20,9 @@ from tests.conftest import (
     run,
     tasks_per_work,
 )
-from traincast.cluster import Cluster
-from traincast.graph import Operator, Phase
-from traincast.strategy import NUM_STREAMS, SCHEDULES, Group, Plan, Runtime, load_runtime, lower
+from traincast import Cluster, Operator, Runtime, load_runtime
+from traincast.graph import Phase
+from traincast.strategy import NUM_STREAMS, SCHEDULES, Group, Plan, lower
 from traincast.strategy.runtime import GradientDType
 from traincast.work import Collective, HostCopy, HostUpdate, Launch
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import graph_of, request_of, rises, run, tasks_per_work
 from tests.laws.test_exchange import moved
-from traincast.errors import StrategyError
-from traincast.graph import Operator, OpKind, Phase
+from traincast import Operator, StrategyError
+from traincast.graph import OpKind, Phase
 from traincast.strategy import Plan, lower
 from traincast.work import Collective
 

@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 
 from tests.conftest import GPT, LLAMA, collective_bytes, graph_of, request_of
+from traincast import OperatorGraph, Request, TensorSpec
 from traincast.forecast import forecast
-from traincast.graph import OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph import OpKind, Phase
 from traincast.graph.optimizers import with_optimizer
 from traincast.graph.tuning.storage import STORAGES
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
-from traincast.strategy import Memory, Request, lower
+from traincast.strategy import Memory, lower
 from traincast.strategy.memory.shown import reported
 
 HIDDEN, LAYERS, RANK = 256, 4, 8

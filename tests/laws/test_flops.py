@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import graph_of
-from traincast.graph import DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast import Operator, OperatorGraph, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.figures import model_flops
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import GPT, ChosenSeconds, check_timeline, request_of, run
-from traincast.graph import Operator, OpKind, Phase
-from traincast.simulate import Timeline
-from traincast.strategy import NUM_STREAMS, Category, Strategy, Stream, load_runtime
-from traincast.strategy.prepare import Request
+from traincast import Operator, Request, Strategy, Timeline, load_runtime
+from traincast.graph import OpKind, Phase
+from traincast.strategy import NUM_STREAMS, Category, Stream
 from traincast.work import Collective, Transfer, Work
 
 DEEP = "gpt:layers=8,hidden=512,heads=8,vocab=1000,seq=128"

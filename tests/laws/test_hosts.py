@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import LLAMA, ChosenSeconds, check_timeline, request_of, run, seconds_of, tasks_per_work
-from traincast.graph import Operator, Phase
+from traincast import Operator, Runtime, load_runtime
+from traincast.graph import Phase
 from traincast.simulate import simulate
-from traincast.strategy import Runtime, load_runtime, lower
+from traincast.strategy import lower
 from traincast.work import Collective, Launch, Work
 
 STRATEGIES = [

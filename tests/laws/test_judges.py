@@ -18,12 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
 from tests.conftest import devices
-from traincast.graph import OperatorGraph, Phase
+from traincast import OperatorGraph, Request, load_runtime
+from traincast.graph import Phase
 from traincast.graph.capture.capture import _make_fake, capture, sum_of
 from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.graph.zoo import Traceable, build
-from traincast.strategy import Request, load_precision, load_runtime, parse_strategy
+from traincast.strategy import load_precision, parse_strategy
 from traincast.strategy.prepare import memory_by_stage, prepare
 
 Make = Callable[[], Traceable]
@@ -169,6 +170,7 @@ def forecast_tensors(graph: OperatorGraph, batch: int, *, recompute: bool) -> fl
     return memory.tensors
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "batch", "recompute"),
@@ -200,6 +202,7 @@ def products(graph: OperatorGraph, *, attention: bool) -> float:
     )
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "make",

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from tests.conftest import GPT, LLAMA, graph_of, request_of
-from traincast.strategy import Memory, Strategy, load_runtime, lower
+from traincast import Strategy, load_runtime
+from traincast.strategy import Memory, lower
 from traincast.strategy.program.recompute import RECOMPUTATIONS
 
 LAYERS, HIDDEN, HEADS, SEQ = 4, 256, 8, 128

@@ -11,14 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import graph_of
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.cluster import Cluster, Device, load_cluster, load_device
+from traincast import AnalyticalCostModel, Cluster, Conditions, Device, Forecast, load_cluster, load_device, predict
 from traincast.cluster.hardware import joined
-from traincast.estimate import AnalyticalCostModel
 from traincast.estimate.collectives.laws import collective_seconds, transfer_seconds
-from traincast.forecast import Forecast
-from traincast.strategy.plan import NUM_STREAMS
+from traincast.strategy import NUM_STREAMS
 from traincast.work import Collective, Transfer
 
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=128"
@@ -80,6 +76,7 @@ def test_equal_parts_are_one_cluster_to_the_last_digit(spec: str, strategy: str)
     assert step(apart, strategy) == pytest.approx(step(whole, strategy), rel=1e-12)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=6, deadline=None)
 @given(

@@ -21,10 +21,11 @@ from tests.conftest import (
     seconds_of,
     tasks_per_work,
 )
+from traincast import Operator, Request, Runtime, load_runtime
 from traincast.forecast import forecast
-from traincast.graph import Operator, OpKind, Phase
+from traincast.graph import OpKind, Phase
 from traincast.simulate import simulate
-from traincast.strategy import Category, Request, Runtime, load_runtime, lower
+from traincast.strategy import Category, lower
 from traincast.strategy.plan import Overlap
 from traincast.work import Collective, HostCopy, Launch, Work
 
@@ -319,6 +320,7 @@ def shortening(request: Request, *, launches: float, grain: str = "operator") ->
     return float(least)
 
 
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize(("strategy", "model", "runtime"), HIDING)
 def test_longer_works_never_shorten_a_step_whatever_they_hide(strategy: str, model: str, runtime: str) -> None:
     """Where the host is far ahead: see the next test for where it is not."""

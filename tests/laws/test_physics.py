@@ -9,12 +9,10 @@ from dataclasses import replace
 from benchmarks.physics import judged
 
 from tests.conftest import GPT, graph_of
+from traincast import Calibration, Strategy, TraincastError, load_cluster
 from traincast.ask import Training
-from traincast.cluster import Calibration, load_cluster
-from traincast.errors import TraincastError
 from traincast.forecast import forecast
 from traincast.resolve import resolve
-from traincast.strategy import Strategy
 
 PLACES = (
     "dgx-h100:1",

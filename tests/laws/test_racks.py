@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, graph_of, tasks_per_work
-from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import AnalyticalCostModel, CostModel, learned_cost_model
+from traincast import (
+    AnalyticalCostModel,
+    Cluster,
+    CostModel,
+    Request,
+    Strategy,
+    learned_cost_model,
+    load_cluster,
+    load_runtime,
+)
 from traincast.estimate.collectives.laws import crosses_nics, islands_of
-from traincast.strategy import Mesh, Request, Strategy, load_precision, load_runtime, lower
+from traincast.strategy import Mesh, load_precision, lower
 from traincast.work import Collective, CollectiveKind, Transfer
 
 TRAYS = load_cluster("dgx-gb200:36")

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import AnalyticalCostModel
+from traincast import AnalyticalCostModel, Cluster, Operator, TensorSpec, load_cluster
 from traincast.estimate.operators.roofline import Machine, gemm_compute_seconds, join, memory_seconds
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 
 MACHINE = Machine(num_sms=108, bandwidth=1.6e12, l2_bytes=40e6, floor_s=3e-6)
 CLUSTERS = {name: load_cluster(name) for name in ("dgx-h100", "dgx-a100", "dgx-b200", "pcie-t4", "pcie-mi210")}

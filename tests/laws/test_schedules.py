@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import GPT, ChosenSeconds, request_of, run
+from traincast import Operator, Strategy
 from traincast.forecast import forecast
-from traincast.graph import Operator, OpKind, Phase
-from traincast.strategy import SCHEDULES, Category, Strategy, Stream
-from traincast.strategy.schedules import Order, Pass, Route, Slot
+from traincast.graph import OpKind, Phase
+from traincast.strategy import SCHEDULES, Category, Slot, Stream
+from traincast.strategy.schedules import Order, Pass, Route
 from traincast.strategy.schedules.dualpipe import paired
 from traincast.work import Work
 

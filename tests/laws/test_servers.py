@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.cluster import Link
-from traincast.errors import RequestError
+from traincast import Link, RequestError
+from traincast.simulate import simulate_servers
 from traincast.simulate.server_waits import worker_times
-from traincast.simulate.servers import run_servers, simulate_servers
+from traincast.simulate.servers import run_servers
 from traincast.strategy.servers.tasks import Piece, ServerNode, ServerRole, ServerSetup, lay_out, shards
 
 FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)
@@ -74,6 +74,7 @@ def test_servers_divide_what_their_nics_carry(servers: int) -> None:
     assert run.step_s == pytest.approx(8 * 2.0 / servers, rel=1e-6)
 
 
+@pytest.mark.long(but=2)
 @BOTH
 @pytest.mark.parametrize("sharding", ["greedy", "even"])
 def test_more_servers_never_slow_a_step_that_their_nics_bound(sharding: str, asynchronous: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import GPT, LLAMA, request_of, tasks_per_work
-from traincast.errors import StrategyError
-from traincast.graph import Operator, OpKind
+from traincast import Operator, StrategyError
+from traincast.graph import OpKind
 from traincast.strategy import lower
 
 BERT = "bert:layers=3,hidden=256,heads=8,vocab=1000,seq=128"

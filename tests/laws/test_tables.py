@@ -12,13 +12,11 @@ from torch import nn
 import traincast
 from tests.conftest import CNN, GPT, check_timeline, graph_of, request_of, run, tasks_per_work
 from tests.laws.test_exchange import Moved, moved
-from traincast.cluster import load_cluster
-from traincast.errors import StrategyError, UnknownNameError
+from traincast import Operator, OperatorGraph, Request, Strategy, StrategyError, UnknownNameError, capture, load_cluster
 from traincast.export.shape import check_common
 from traincast.forecast import forecast
-from traincast.graph import Operator, OperatorGraph, OpKind
-from traincast.graph.load import load_model
-from traincast.strategy import Request, Strategy, choose_strategy, lower, parse_strategy
+from traincast.graph import OpKind
+from traincast.strategy import choose_strategy, lower, parse_strategy
 
 ROWS, FEATURES, WIDTH = 32_709_138, 26, 16
 DLRM = f"dlrm:threshold=15,width={WIDTH},bottom=32x{WIDTH},top=64x32"
@@ -41,7 +39,7 @@ class Bags(nn.Module):  # type: ignore[misc]
 
 @cache
 def bags() -> OperatorGraph:
-    return load_model(Bags(), torch.zeros(1, BAG, dtype=torch.int64))
+    return capture(Bags(), torch.zeros(1, BAG, dtype=torch.int64))
 
 
 def asked(strategy: str, *, graph: OperatorGraph | None = None, precision: str = "fp32") -> Request:
@@ -120,7 +118,7 @@ def test_a_lookup_reads_a_share_of_the_rows() -> None:
 
 def test_tables_that_do_not_fit_one_device_fit_eight() -> None:
     request = replace(
-        request_of("dp=8", global_batch=65536, precision="tf32"), graph=load_model("dlrm-large", use_cache=True)
+        request_of("dp=8", global_batch=65536, precision="tf32"), graph=capture("dlrm-large", use_cache=True)
     )
     shared = replace(request, strategy=replace(request.strategy, tables="sharded"))
     assert not forecast(request).report.fits

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.measured.test_steps import ROW
+from traincast import load_runtime
 from traincast.measured import dp_steps
 from traincast.measured.calibrations import may_have_seen
 from traincast.measured.spellings import precision_name
 from traincast.measured.steps import read_row
-from traincast.strategy import choose_micro_batch, load_runtime
+from traincast.strategy import choose_micro_batch
 from traincast.tables import Row, RowError
 
 STATED: Row = {**ROW, "optimizer": "AdamW", "schedule": "1F1B", "hardware": "DGX H100"}

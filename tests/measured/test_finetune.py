@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from traincast.measured.finetune import read_tuning, start_up
-from traincast.measured.finetune_graph import extra_tokens
-from traincast.measured.finetune_words import Tuning, memory_of, trains_adapters, tuning_of
+from traincast.measured.memory import memory_of
 from traincast.measured.steps import read_row
+from traincast.measured.tuned import extra_tokens
+from traincast.measured.tuning import Tuning, trains_adapters, tuning_of
 from traincast.strategy import lower
 from traincast.strategy.prepare import kept_precision
 from traincast.tables import RowError
@@ -66,7 +67,7 @@ def test_full_training_in_16_bits_holds_five_copies_in_the_update() -> None:
     found = read(
         method="full", lora_rank=None, lora_targets=None, recompute="yes", seq=8, micro_batch=1, global_batch=1
     )
-    runtime = replace(found.longest.runtime, workspace_bytes=0.0)
+    runtime = found.longest.runtime.patched(memory={"workspace_bytes": 0.0})
     memory = lower(replace(found.longest, runtime=runtime)).memory[0]
     assert memory.tensors == pytest.approx(5 * 2 * WEIGHTS, rel=1e-3)
 
@@ -185,8 +186,8 @@ def test_weights_of_fsdp_with_mixed_precision_are_fp32_and_those_of_one_gpu_are_
 
 
 def test_fsdp_keeps_inputs_of_frozen_layers_twice() -> None:
-    assert read(n_gpus=2, dp=2, zero=3, global_batch=4, recompute="yes").run.request.runtime.kept_inputs == 2.0
-    assert read().run.request.runtime.kept_inputs == 1.0
+    assert read(n_gpus=2, dp=2, zero=3, global_batch=4, recompute="yes").run.request.runtime.memory.kept_inputs == 2.0
+    assert read().run.request.runtime.memory.kept_inputs == 1.0
 
 
 def test_before_2024_fsdp_leaves_frozen_parameters_gathered() -> None:

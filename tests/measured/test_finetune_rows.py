@@ -8,8 +8,8 @@ import pytest
 
 from tests.measured.test_finetune import ROW, read
 from traincast.graph.zoo.known_models import known_model
-from traincast.measured.finetune_rows import as_steps, completed, model_name
-from traincast.measured.finetune_words import tuning_of
+from traincast.measured.finetune import as_steps, completed, model_name
+from traincast.measured.tuning import tuning_of
 from traincast.strategy.prepare import memory_by_stage, prepare
 
 
@@ -167,4 +167,4 @@ def test_until_2023_four_bit_layers_keep_their_inputs() -> None:
 
 
 def test_plain_modules_loop_over_experts() -> None:
-    assert read().run.request.runtime.grouped == "looped"
+    assert read().run.request.runtime.experts.grouped == "looped"

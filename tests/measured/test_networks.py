@@ -7,7 +7,7 @@ import pytest
 from tests.measured.test_dp_steps import ROW
 from traincast.graph import Phase
 from traincast.measured.dp_steps import read_row, read_run, request_of
-from traincast.measured.network_names import Named, named_network
+from traincast.measured.networks import Named, named_network
 from traincast.strategy import lower
 from traincast.tables import Row, RowError
 
@@ -68,6 +68,7 @@ def test_the_dataset_tells_what_an_encoder_learns(notes: str, parameters: int) -
     assert request_of(row).graph.num_parameters == parameters
 
 
+@pytest.mark.long(guard="test_the_dataset_tells_what_an_encoder_learns")
 def test_the_task_tells_the_series_that_tft_learns() -> None:
     more = (963 - 369) * 128
     one, two = (request_of({**SMALL, "model": "tft", "task": task}).graph for task in ("Electricity", "Traffic"))
@@ -109,6 +110,7 @@ def test_a_row_with_adapters_trains_only_them() -> None:
     )
 
 
+@pytest.mark.long(guard="test_a_row_with_adapters_trains_only_them")
 def test_adapters_of_a_model_that_sees_are_in_its_language_layers() -> None:
     row = {**SMALL, "model": "Llama_3_2_11B_Vision_Instruct", "seq_len": 512, "notes": "LoRA/PEFT"}
     graph = request_of(row).graph
@@ -138,6 +140,7 @@ def test_short_names_of_frameworks_are_read(framework: str, runtime: str) -> Non
     assert request_of({**SMALL, "framework": framework, "container": None}).runtime.name == runtime
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     ("written", "parameters"),
     [

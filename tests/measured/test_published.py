@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.graph import OperatorGraph, zoo
-from traincast.graph.load import load_model
-from traincast.measured.models import further_tokens, graph_of, zoo_name
-from traincast.measured.published import published_spec, spellings
-from traincast.strategy import load_runtime
+from traincast import OperatorGraph, capture, load_runtime
+from traincast.graph import zoo
+from traincast.measured.models import further_tokens, graph_of, published_spec, spellings, zoo_name
 
 
 @pytest.mark.parametrize(
@@ -35,6 +33,7 @@ def test_other_names_of_models_of_the_zoo_are_known(written: str, name: str | No
     assert zoo_name(written) == name
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize(
     ("written", "billions"),
     [
@@ -78,7 +77,7 @@ def test_further_tokens_are_predicted_if_the_row_or_the_recipe_says_so(
     written: str, runtime: str, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    graph = load_model("gpt2", use_cache=True)
+    graph = capture("gpt2", use_cache=True)
 
     def model(spec: str, _seq: int | None) -> OperatorGraph:
         asked.append(spec)

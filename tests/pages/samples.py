@@ -10,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import GPT, ChosenSeconds, graph_of
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.engines import load_engine
-from traincast.report import JobForecast
-from traincast.report.page import write_page as write_forecast
+from traincast import (
+    Answer,
+    Conditions,
+    FailureLaw,
+    Failures,
+    JobForecast,
+    load_engine,
+    predict,
+    resources_of,
+    schedule,
+    search,
+)
+from traincast.report import write_page as write_forecast
 from traincast.report.report import BundleUse
-from traincast.resources.forecasting import forecast_curves, page_data, resources_of
-from traincast.scheduling import FailureLaw, Failures
+from traincast.resources.forecasting import forecast_curves, page_data
+from traincast.scheduling import POLICIES
 from traincast.scheduling.page import write_page as write_schedule
-from traincast.scheduling.policies import POLICIES
-from traincast.scheduling.schedule import schedule
-from traincast.searching.answer import Answer
 from traincast.searching.page import write_page as write_search
-from traincast.searching.search import search
 from traincast.work import Launch, Work
 
 MODEL = GPT

@@ -69,6 +69,7 @@ def test_rows_filter_by_every_word(opened: Open, written: tuple[Path, Any]) -> N
     assert strategies(made) == every
 
 
+@pytest.mark.long(guard="test_it_draws_without_errors_and_without_the_network")
 def test_a_copied_command_forecasts_that_candidate(
     opened: Open, written: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

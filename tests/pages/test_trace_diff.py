@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.pages.conftest import Opened
-from traincast.traces.diff import Difference, TraceDiff, diff_page
+from traincast import TraceDiff
+from traincast.traces.diff import Difference, diff_page
 
 Open = Callable[..., Opened]
 FOUND = TraceDiff(

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.errors import RequestError
+from traincast import CollectiveRequest, RequestError
 from traincast.profiling.collectives.cases import (
     COLLECTIVES,
-    CollectiveRequest,
     bus_factor,
     cases_of,
     companions,
@@ -127,6 +126,7 @@ def test_groups_are_placed_on_several_sets_of_nodes() -> None:
     assert [p.ranks for p in placements(nodes, (3,), node_sets=2)] == [(0, 1, 2)]
 
 
+@pytest.mark.long(guard="test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stopped")
 def test_patterns_are_measured_and_named_in_the_table(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     asked = ("--local", "4", "--groups", "2", "--ops", "all_reduce", "--sizes", "1KiB", "--repeats", "3")

@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import Operator, RequestError
 from traincast.estimate import read_events
 from traincast.estimate.events.file import CARD, read_card, read_rows
 from traincast.estimate.events.keys import operator_key
-from traincast.graph import Operator, OpKind
+from traincast.graph import OpKind
 from traincast.journal import Journal
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import journal_of, measure_events, plan_events
 from traincast.profiling.events.network import trimmed
-from traincast.profiling.events.request import EventsRequest, messages_of, needed_works
+from traincast.profiling.events.request import messages_of, needed_works
 from traincast.profiling.events.steps import OperatorWatch, StepTimer, TimedSteps, TrainingStep, training_step
 from traincast.profiling.timing import quiet
 from traincast.strategy import lower
 
 DEEP = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8"
-ONE = EventsRequest(model=DEEP, cluster="cpu-server:1x1", strategy="dp=1,mbs=1", global_batch=1)
-EMULATED = EventsRequest(
+ONE = EventsAsk(model=DEEP, cluster="cpu-server:1x1", strategy="dp=1,mbs=1", global_batch=1)
+EMULATED = EventsAsk(
     model=DEEP,
     cluster="dgx-h100:4x1",
     strategy="dp=4,mbs=1",
@@ -43,7 +44,7 @@ def time_steps(step: TrainingStep, wanted: Sequence[Operator], **how: Any) -> Ti
     return timer.result()
 
 
-def counts_of(request: EventsRequest) -> dict[str, float]:
+def counts_of(request: EventsAsk) -> dict[str, float]:
     """How often a step of the plan runs each operator, by key."""
     plan = lower(needed_works(request).request, grain="operator").plan
     counts: dict[str, float] = {}
@@ -130,6 +131,7 @@ def test_emulated_events_are_measured_once_and_shared_by_strategies(tmp_path: Pa
     assert read_events(output).interference == 0.0
 
 
+@pytest.mark.long(guard="profiling/test_operators.py::test_a_killed_run_goes_on_where_it_stopped")
 def test_a_killed_run_resumes_from_its_journal(tmp_path: Path) -> None:
     output = tmp_path / "events"
     measure_events(EMULATED, output)

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.graph import Operator, OpKind, Phase, TensorSpec
+from tests.profiling.running import reason_not_to_run
+from traincast import Operator, TensorSpec
+from traincast.graph import OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
-from traincast.profiling.operators.executors import BUILDERS, executor_of, memory_of, reason_not_to_run
+from traincast.profiling.operators.executors import BUILDERS, executor_of, memory_of
 from traincast.profiling.operators.measure import distinct_operators
 from traincast.profiling.operators.moving import reduced_dims
 from traincast.profiling.operators.tensors import CannotRunError
@@ -32,6 +34,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("model", SMALL)
 def test_every_operator_of_a_small_model_really_runs(model: str) -> None:
     for operator in distinct_operators(op.with_batch(2) for op in graph_of(model).operators).values():
@@ -40,6 +43,7 @@ def test_every_operator_of_a_small_model_really_runs(model: str) -> None:
         assert shapes[: len(operator.outputs)] == [t.shape for t in operator.outputs], operator
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("model", [GPT, LLAMA, CNN, "squeezenet", "shufflenet-v2", "nmt"])
 def test_every_operator_of_a_model_can_be_run_whatever_its_size(model: str) -> None:
     for operator in distinct_operators(graph_of(model).operators).values():

@@ -9,15 +9,12 @@ import pytest
 import torch
 
 from tests.profiling.test_cli import call
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError
-from traincast.forecast import predict
-from traincast.graph.load import load_model
+from traincast import RequestError, capture, load_cluster, predict
+from traincast.profiling import Timing
 from traincast.profiling.machine import figures as machine_figures
 from traincast.profiling.machine import loopback
 from traincast.profiling.machine.figures import Figure, MachineFigures, expected_seconds, measure_machine
 from traincast.profiling.machine.file import machine_toml
-from traincast.profiling.timing import Timing
 
 
 def figure(name: str, value: float, unit: str) -> Figure:
@@ -110,6 +107,9 @@ def test_more_threads_than_cores_are_refused() -> None:
         measure_machine("cpu", threads=4096, repeats=3)
 
 
+@pytest.mark.long(
+    guard="profiling/test_collectives.py::test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stopped"
+)
 def test_two_processes_measure_the_link_between_them() -> None:
     found = loopback.measure_pair("cpu", threads=1, repeats=3)
     assert set(found) == {"small", "large", "product", "copy", "product_beside", "copy_beside"}
@@ -167,7 +167,7 @@ def test_a_forecast_at_the_measured_rate_keeps_an_interval_below(tmp_path: Path)
     found = figures(devices=1)
     found.rates = {"fp32": 2e9}  # products take nearly all of the time
     found.figures[3] = figure("memory bandwidth", 1e12, "bytes/s")
-    graph = load_model(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(3))), torch.ones(2, 1024))
+    graph = capture(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(3))), torch.ones(2, 1024))
     report = predict(graph, cluster=written(tmp_path, found), global_batch=1024, precision="fp32").report
     assert 0.6 < report.mfu <= 0.8  # the best product that was timed has 0.8 of the rate called the peak
     assert report.low_s < 0.9 * report.step_s

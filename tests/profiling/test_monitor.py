@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 import traincast
+from traincast import FileFormatError, Monitored, RequestError
 from traincast.cli.monitor import monitor as verb
-from traincast.errors import FileFormatError, RequestError
-from traincast.profiling.monitor.sample import COLUMNS, Monitored, monitor
+from traincast.profiling.monitor.sample import COLUMNS, monitor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")
 

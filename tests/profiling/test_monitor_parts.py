@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.profiling.monitor.device_counter import FOLDER, DeviceCounter, DeviceReader, counters, reader_of
 from traincast.profiling.monitor.network import link_rate, totals_of
 from traincast.profiling.monitor.nvml import GpuReader

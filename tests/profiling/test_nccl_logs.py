@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.profiling import nccl_samples as samples
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError
 from traincast.profiling.collectives.nccl_logs import ImportedLogs, LogImport, import_logs, likely_ranks
 
 OURS = {"alltoall": "all_to_all", "sendrecv": "p2p"}

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError
 from traincast.profiling.output import ProfileOutput, check_output, journal_path, write_table
 from traincast.profiling.rows import COLLECTIVE_COLUMNS
 

@@ -29,6 +29,9 @@ def test_operators_are_measured_once_and_then_kept(tmp_path: Path) -> None:
     assert again.rows == first.rows
 
 
+@pytest.mark.long(
+    guard="profiling/test_collectives.py::test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stopped"
+)
 def test_collectives_are_measured_by_processes_of_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     found = profile(COLLECTIVES, output=path, ranks=2)

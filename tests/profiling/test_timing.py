@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.profiling.timing import HostClock, Timing, measure
+from traincast.profiling import Timing, measure
+from traincast.profiling.timing import HostClock
 
 
 class ScriptedClock:

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from tests.conftest import ChosenSeconds, request_of, run
+from traincast import Operator, Report, Timeline
 from traincast.forecast import forecast
-from traincast.graph import Operator, OpKind, Phase
-from traincast.report import Breakdown, Report
+from traincast.graph import OpKind, Phase
+from traincast.report import Breakdown
 from traincast.report.breakdown import breakdowns, mean_breakdown
-from traincast.simulate import Timeline
-from traincast.strategy.plan import NUM_STREAMS, Category, Stream
+from traincast.strategy import NUM_STREAMS, Category, Stream
 from traincast.work import Collective, Launch, Transfer, Work
 
 LAYERS = 4
@@ -190,6 +190,7 @@ COUNTED = [
 ]
 
 
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("all_ranks", [False, True])
 @pytest.mark.parametrize(("strategy", "runtime"), COUNTED)
 def test_gaps_are_what_a_count_of_every_instant_says(strategy: str, runtime: str, all_ranks: bool) -> None:

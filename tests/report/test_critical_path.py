@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import ChosenSeconds, request_of, run, seconds_of
-from traincast.graph import Operator, OpKind
+from traincast import Operator, Timeline
+from traincast.graph import OpKind
 from traincast.report.critical_path import critical_tasks, summarize
-from traincast.simulate import Timeline, simulate
+from traincast.simulate import simulate
 from traincast.work import Collective, Launch
 
 GRAINS = ["segment", "operator"]

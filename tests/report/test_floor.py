@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import GPT, ChosenSeconds, graph_of, request_of
-from traincast.cluster import Calibration, load_cluster
+from traincast import Calibration, Strategy, load_cluster
 from traincast.cluster.hardware import joined
 from traincast.forecast import forecast
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.floor import floor_of
 from traincast.report.outlook import Outlook
-from traincast.strategy import Strategy, lower
+from traincast.strategy import lower
 
 WIDE = Calibration(runtimes=("none",), unknown=3.0)
 

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import GPT, devices, graph_of
-from traincast.ask import JobSettings
-from traincast.errors import RequestError
-from traincast.forecast import predict
-from traincast.report.job import JobForecast, forecast_job
+from traincast import JobForecast, JobSettings, RequestError, predict
+from traincast.report.job import forecast_job
 
 CLUSTER = replace(
     devices(8), storage_bandwidth=1e9, price_per_node_hour=36.0, node_power_w=0.0, device=devices(8).device

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import GPT, AnalyticalCostModel, ChosenSeconds, request_of, rises
-from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction, Stall
-from traincast.forecast import forecast, predict
-from traincast.report import Report
+from traincast import Calibration, Report, Request, predict
+from traincast.cluster import FEATURES, MOST_LIKELY, Correction, Stall
+from traincast.forecast import forecast
 from traincast.report.outlook import StepTraits, correction_at, expect, look_at, unfamiliar
 from traincast.report.uncertainty import STRAINED, widened
-from traincast.strategy import Request
 
 NUMBER = len(FEATURES)
 ORIGIN = (0.0,) * NUMBER

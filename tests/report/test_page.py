@@ -15,14 +15,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import ChosenSeconds, graph_of, request_of
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.errors import FileFormatError
-from traincast.report import JobForecast, Report, make_report, page
+from traincast import Conditions, FileFormatError, JobForecast, Report, Timeline, predict
+from traincast.report import make_report, page, write_page
 from traincast.report.assemble import step_figures
-from traincast.report.page import write_page
 from traincast.report.trace import STREAM_NAMES
-from traincast.simulate import Timeline, expand, simulate
+from traincast.simulate import expand, simulate
 from traincast.strategy import NUM_STREAMS, Category, Stream, lower
 from traincast.work import Launch, Work
 

@@ -17,8 +17,8 @@ from tests.conftest import (
     graph_of,
     request_of,
 )
-from traincast.cluster import load_cluster
-from traincast.forecast import forecast, predict
+from traincast import load_cluster, predict
+from traincast.forecast import forecast
 from traincast.graph import OpKind, Phase
 from traincast.report.figures import model_flops
 from traincast.strategy import load_precision

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, ChosenSeconds, graph_of, request_of
-from traincast import Report, predict
-from traincast.ask import Conditions
-from traincast.graph import Operator
+from traincast import Conditions, Operator, Report, predict
 from traincast.work import HostCopy, Work
 
 STRATEGIES = [

@@ -14,14 +14,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import ChosenSeconds, graph_of, request_of, run
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.errors import FileFormatError, RequestError
-from traincast.forecast import Forecast
-from traincast.graph import Operator
-from traincast.report.trace import replacing, write_trace, write_traces
-from traincast.simulate import Timeline
-from traincast.strategy import NUM_STREAMS, Category, Stream, load_runtime
+from traincast import Conditions, FileFormatError, Forecast, Operator, RequestError, Timeline, load_runtime, predict
+from traincast.report import write_trace, write_traces
+from traincast.report.trace import replacing
+from traincast.strategy import NUM_STREAMS, Category, Stream
 from traincast.work import Collective, Launch, Transfer, Work
 
 Event = dict[str, Any]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from traincast.graph.load import load_model
+from traincast import capture
 from traincast.report.uncertainty import FACTORS, LEAST, STRAINED, step_kind, widened
 
 
@@ -22,7 +22,7 @@ from traincast.report.uncertainty import FACTORS, LEAST, STRAINED, step_kind, wi
     ],
 )
 def test_the_kind_of_a_step_is_told_by_its_model_and_by_what_it_waits_for(model: str, idle: float, kind: str) -> None:
-    assert step_kind(load_model(model, use_cache=True), idle_share=idle) == kind
+    assert step_kind(capture(model, use_cache=True), idle_share=idle) == kind
 
 
 @pytest.mark.parametrize("kind", list(FACTORS))

@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, ChosenSeconds, graph_of, request_of, run
 from tests.resources.told import told
-from traincast import predict
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError
-from traincast.graph import Operator
+from traincast import Operator, RequestError, Timeline, load_cluster, predict, resources_of
 from traincast.resources.bursts import FIGURES, RESOURCES
 from traincast.resources.curves import CURVES, Curves, curves_of, uses_of
 from traincast.resources.draws import sent_bytes
-from traincast.resources.forecasting import resources_of
-from traincast.simulate import Timeline, simulate
+from traincast.simulate import simulate
 from traincast.strategy import lower
 from traincast.work import Collective, HostCopy, Transfer
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.resources.told import told
-from traincast.errors import FileFormatError, RequestError
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast import FileFormatError, RequestError, ResourceUse
+from traincast.resources.bursts import RESOURCES
 from traincast.resources.comparing import aligned, compared, compared_figures
 from traincast.resources.curves import Curves, uses_of
 from traincast.resources.draws import WatchedLinks

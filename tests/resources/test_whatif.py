@@ -8,10 +8,7 @@ import pytest
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
 from tests.resources.told import told
-from traincast import Forecast, predict
-from traincast.errors import RequestError, UnknownNameError
-from traincast.resources.bursts import ResourceUse
-from traincast.resources.forecasting import resources_of
+from traincast import Forecast, RequestError, ResourceUse, UnknownNameError, predict, resources_of
 from traincast.resources.whatif import SettingChange, change_of, changed_request, what_if
 
 

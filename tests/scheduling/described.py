@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traincast.scheduling import Node, PlacedGpus, SharedCluster
-from traincast.scheduling.joblogs.read import JobLog, load_jobs
+from traincast import JobLog, SharedCluster
+from traincast.scheduling import Node, PlacedGpus
+from traincast.scheduling.joblogs.read import load_jobs
 from traincast.scheduling.space.nodes import load_nodes
 
 MLP = "ncf:users=1000,items=1000,factors=8,layers=256x4096x256"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.scheduling import Job, Outcome, SharedCluster, simulate
+from traincast import Job, SharedCluster
+from traincast.scheduling import Outcome, simulate
 
 
 def job(submit_s: float, num_gpus: float, duration_s: float, **more: Any) -> Job:

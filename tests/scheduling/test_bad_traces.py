@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.scheduling.joblogs import source as sources
 from traincast.scheduling.joblogs.read import load_jobs
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from traincast.errors import RequestError
+from traincast import JobLog, RequestError, SharedCluster
+from traincast.scheduling import Node
 from traincast.scheduling.check import check_fit
-from traincast.scheduling.joblogs.read import JobLog, load_jobs
-from traincast.scheduling.space.cluster import Node, SharedCluster
+from traincast.scheduling.joblogs.read import load_jobs
 
 HEADER = "job_id,submit_s,num_gpus,duration_s,vc,gpu_type,min_gpus,max_gpus\n"
 SMALL = SharedCluster.uniform(2, 4)

@@ -7,12 +7,12 @@ import itertools
 import pytest
 
 from tests.scheduling.queues import queue
-from traincast.errors import SimulationError
-from traincast.scheduling import PLACEMENTS, POLICIES, Policy, SharedCluster, State, simulate
+from traincast import Policy, SharedCluster, SimulationError
+from traincast.scheduling import PLACEMENTS, POLICIES, Occupancy, Outcome, State, simulate
 from traincast.scheduling.conformance import LawBrokenError, check_outcome, check_policy, check_work
-from traincast.scheduling.queue.outcome import Occupancy, Outcome
 
 
+@pytest.mark.long(but=lambda policy, placement: policy)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_with_every_placement_conforms(policy: str, placement: str) -> None:

@@ -8,18 +8,8 @@ import pytest
 
 from tests.scheduling.described import MLP, log
 from tests.scheduling.queues import job, queue, spans
-from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling import (
-    Costs,
-    FailureEvent,
-    Failures,
-    Job,
-    PlacedGpus,
-    SharedCluster,
-    measure,
-    simulate,
-)
-from traincast.scheduling.schedule import schedule
+from traincast import Costs, FailureEvent, Failures, Job, RequestError, SharedCluster, UnknownNameError, schedule
+from traincast.scheduling import PlacedGpus, measure, simulate
 from traincast.scheduling.sharing.contention import SHARES, Guest, MeetingPlace, placement_of
 from traincast.scheduling.sharing.step_times import What, Where
 
@@ -134,6 +124,7 @@ def test_complementary_jobs_share_nodes_and_others_do_not() -> None:
 ROWS = ("a,0,12,MLP,1200,2000", "b,0,12,MLP,1200,2000", "c,10,4,MLP,400,2000")
 
 
+@pytest.mark.long(guard="test_jobs_with_parameter_servers_meet_node_by_node")
 def test_forecast_jobs_slow_one_another_down_on_the_nodes_that_they_share(tmp_path: Path) -> None:
     jobs = log(tmp_path, *(row.replace("MLP", f'"{MLP}"') for row in ROWS))
     made = {

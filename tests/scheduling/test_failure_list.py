@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from traincast.scheduling import FailureEvent
+from traincast import FailureEvent
 from traincast.scheduling.queue.failures import load_failure_events
 
 

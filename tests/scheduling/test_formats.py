@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import FileFormatError
-from traincast.scheduling.joblogs.read import JobLog, load_jobs
+from traincast import FileFormatError, JobLog
+from traincast.scheduling.joblogs.read import load_jobs
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
 HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
@@ -80,12 +80,12 @@ def test_a_job_of_philly_runs_for_the_sum_of_its_attempts(indent: int | None, tm
 
 
 def test_a_job_of_philly_without_submission_is_refused_with_its_entry(tmp_path: Path) -> None:
-    log = json.dumps(
+    text = json.dumps(
         [philly_job("a", "None", attempt("2017-10-07 02:00:00", "2017-10-07 02:10:00", 1)), PHILLY[0], {"jobid": 1}]
     )
     with pytest.raises(FileFormatError, match="entry 3 lacks submitted_time"):
-        load(tmp_path, "log.json", log)
-    log = load(tmp_path, "log.json", log, drop_invalid=True)
+        load(tmp_path, "log.json", text)
+    log = load(tmp_path, "log.json", text, drop_invalid=True)
     assert log["job_id"].tolist() == ["application_1"]
     assert "entry 1 (job a) has nothing" in log.notes[0]
     assert log.notes[1].endswith("1 job left out: 1 without what a job of Philly has")

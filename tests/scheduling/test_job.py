@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling import Costs, Factors, FailureEvent, FailureLaw, Failures, Job, Node, SharedCluster, simulate
+from traincast import Costs, FailureEvent, FailureLaw, Failures, Job, RequestError, SharedCluster, UnknownNameError
+from traincast.scheduling import Factors, Node, simulate
 from traincast.scheduling.space.cluster import NodeIndex
 
 

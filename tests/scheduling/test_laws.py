@@ -6,19 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.scheduling import (
-    POLICIES,
-    Costs,
-    FailureLaw,
-    Failures,
-    Job,
-    JobRun,
-    Noisy,
-    SharedCluster,
-    State,
-    measure,
-    simulate,
-)
+from traincast import Costs, FailureLaw, Failures, Job, SharedCluster
+from traincast.scheduling import POLICIES, JobRun, Noisy, State, measure, simulate
 from traincast.scheduling.conformance import check_outcome, check_work
 from traincast.scheduling.policies.backfill import Easy
 from traincast.scheduling.space.placement import Space
@@ -41,6 +30,7 @@ def queues(draw: st.DrawFn, sizes: tuple[float, ...] = (1, 1, 2, 3, 4, 8), most:
     ]
 
 
+@pytest.mark.long(but=6)
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(jobs=queues(), placement=st.sampled_from(["pooled", "consolidated", "topology"]), seed=st.integers(0, 3))
 @pytest.mark.parametrize("policy", POLICIES)

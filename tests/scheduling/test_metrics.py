@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduling.queues import job, queue
-from traincast.scheduling import Costs, SharedCluster, measure, measure_by_vc, simulate
+from traincast import Costs, SharedCluster
+from traincast.scheduling import measure, measure_by_vc, simulate
 from traincast.scheduling.queue.metrics import rho
 
 

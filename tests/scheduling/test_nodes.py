@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast.errors import RequestError
-from traincast.scheduling.space.cluster import Node
+from traincast import RequestError
+from traincast.scheduling import Node
 from traincast.scheduling.space.nodes import load_nodes, uniform_nodes
 
 HEADER = "node,gpu_type,gpus\n"

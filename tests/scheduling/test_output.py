@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.scheduling.queues import queue
-from traincast.scheduling import SharedCluster, simulate
+from traincast import SharedCluster
+from traincast.scheduling import simulate
 from traincast.scheduling.queue.outcome import write_jobs
 
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from tests.scheduling.queues import job, queue
-from traincast.errors import FileFormatError
-from traincast.scheduling import Costs, FailureEvent, FailureLaw, Failures, Job, page
+from traincast import Costs, FailureEvent, FailureLaw, Failures, FileFormatError, Job, Schedule, schedule
+from traincast.scheduling import page
 from traincast.scheduling.page import page_data, write_page
-from traincast.scheduling.schedule import Schedule, schedule
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs.csv"
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \u2028"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling import PLACEMENTS, Node, SharedCluster, load_placement
+from traincast import Placement, RequestError, SharedCluster, UnknownNameError
+from traincast.scheduling import PLACEMENTS, Node, load_placement
 from traincast.scheduling.space.cluster import NodeIndex
 from traincast.scheduling.space.free import UNIT, Allocation, Free, JobDemand
-from traincast.scheduling.space.placement import Packed, Placement
+from traincast.scheduling.space.placement import Packed
 
 
 def free_of(*counts: int, size: int = 4, racks: str = "") -> Free:

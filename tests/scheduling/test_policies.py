@@ -5,19 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduling.queues import job, queue, spans, starts
-from traincast.errors import RequestError, UnknownNameError
+from traincast import Costs, FailureEvent, Failures, Job, Policy, RequestError, SharedCluster, UnknownNameError
 from traincast.scheduling import (
-    Costs,
     Factors,
-    FailureEvent,
-    Failures,
     Given,
-    Job,
     Node,
     Noisy,
     PlacedGpus,
-    Policy,
-    SharedCluster,
     State,
     User,
     load_beliefs,

@@ -8,10 +8,10 @@ import pytest
 
 import traincast
 from tests.scheduling.queues import job, queue
-from traincast.errors import RequestError
-from traincast.scheduling import FailureEvent, Failures, Policy, SharedCluster, State, simulate
+from traincast import FailureEvent, Failures, Policy, RequestError, SharedCluster, schedule
+from traincast.scheduling import State, simulate
 from traincast.scheduling.joblogs.read import load_jobs
-from traincast.scheduling.schedule import load_shared_cluster, read_log, scaled, schedule
+from traincast.scheduling.schedule import load_shared_cluster, read_log, scaled
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs.csv"
 

@@ -5,20 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduling.queues import job, queue, spans, starts
-from traincast.errors import RequestError, SimulationError
-from traincast.scheduling import (
-    Costs,
-    Factors,
-    FailureEvent,
-    Failures,
-    JobRun,
-    Node,
-    Policy,
-    SharedCluster,
-    State,
-    measure,
-    simulate,
-)
+from traincast import Costs, FailureEvent, Failures, Policy, RequestError, SharedCluster, SimulationError
+from traincast.scheduling import Factors, JobRun, Node, State, measure, simulate
 from traincast.scheduling.space.cluster import Pool
 from traincast.scheduling.space.free import Free
 from traincast.scheduling.space.placement import Consolidated, Picked

@@ -12,9 +12,9 @@ import pytest
 
 from tests.scheduling.described import MLP, cluster, log
 from tests.scheduling.queues import queue
-from traincast.errors import RequestError
+from traincast import FailureLaw, Failures, Job, RequestError, SharedCluster
 from traincast.imports import import_callable
-from traincast.scheduling import FailureLaw, Failures, Given, Job, SharedCluster, measure, simulate
+from traincast.scheduling import Given, measure, simulate
 from traincast.scheduling.estimates.forecasts import ForecastSpeeds, forecast_durations
 from traincast.scheduling.sharing.step_times import StepTimes
 from traincast.scheduling.study import SETUP, regrets, run_study

@@ -9,9 +9,9 @@ import pytest
 
 from tests.scheduling.described import MLP, log, on
 from tests.scheduling.queues import queue
-from traincast.errors import RequestError
-from traincast.scheduling import Job, PlacedGpus, SharedCluster, simulate
-from traincast.scheduling.schedule import load_shared_cluster, schedule
+from traincast import Job, RequestError, SharedCluster, schedule
+from traincast.scheduling import PlacedGpus, simulate
+from traincast.scheduling.schedule import load_shared_cluster
 from traincast.scheduling.sharing.contention import ForecastContention, Guest, MeetingPlace
 from traincast.scheduling.sharing.step_times import StepTimes, What, Where
 from traincast.scheduling.space.nodes import load_nodes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.scheduling.test_bad_traces import GPUS, HEADER, RUN, SUBMIT, write
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast import FileFormatError, RequestError, UnknownNameError
 from traincast.scheduling.joblogs.read import FORMATS, load_jobs
 
 

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from tests.conftest import AnalyticalCostModel, CostModel, devices, graph_of
-from traincast.cluster import Cluster, load_cluster
+from traincast import Cluster, Request, Strategy, load_cluster, load_runtime
 from traincast.forecast import estimates_of
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.bulk.evaluate import Bulk
@@ -19,7 +19,7 @@ from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem
 from traincast.searching.space import Family, families, meshes, usual_axes
 from traincast.simulate import Evaluator
-from traincast.strategy import Request, Strategy, load_precision, load_runtime, lower
+from traincast.strategy import load_precision, lower
 from traincast.strategy.releases import settled
 
 TINY = "gpt:layers=4,hidden=256,heads=4,vocab=1000,seq=256"

@@ -19,13 +19,14 @@ PROBLEMS: list[tuple[Any, ...]] = [
 
 
 WALKS = [
+    pytest.param(PROBLEMS[2], range(4), id="moe"),
     pytest.param(PROBLEMS[0], range(2), id="gpt"),
     pytest.param(PROBLEMS[1], range(6), id="tiny"),
-    pytest.param(PROBLEMS[2], range(4), id="moe"),
     pytest.param(PROBLEMS[3], range(2), id="cnn"),
 ]
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("key", "seeds"), WALKS)
 def test_it_comes_close_to_the_best_and_never_below(key: tuple[Any, ...], seeds: range) -> None:
     problem, columns = exhausted(key)

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from tests.conftest import AnalyticalCostModel, request_of
 from tests.searching.problems import MOE, TINY
-from traincast.graph import Operator, OpKind, Phase
+from traincast import Operator
+from traincast.graph import OpKind, Phase
 from traincast.searching.bulk.blocks import DEVICE, HOST, LEAD, OPERATORS, PASSES, BlockTable
 from traincast.searching.bulk.works import Works
-from traincast.strategy.plan import Overlap, Segment
+from traincast.strategy import Segment
+from traincast.strategy.plan import Overlap
 from traincast.strategy.prepare import prepare
-from traincast.strategy.program.block import Behind, BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Behind, Item
 from traincast.strategy.schedules import Pass
 from traincast.work import Launch, Transfer, Work
 

@@ -27,15 +27,13 @@ from tests.searching.problems import (
 )
 from tests.strategy.test_holdings import graph as adapted_graph
 from tests.strategy.test_holdings import head_alone
-from traincast.cluster import load_cluster
-from traincast.errors import StrategyError
-from traincast.estimate import learned_cost_model
+from traincast import Strategy, StrategyError, learned_cost_model, load_cluster
 from traincast.searching.bulk.family import Batch, EvaluatedFamily
 from traincast.searching.bulk.steps import shortened
 from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
-from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
+from traincast.strategy import SCHEDULES, lower, runtime_names
 from traincast.strategy.prepare import need_only
 
 CALIBRATED = "h100-sxm5-80gb-nanotron-ultrascale:4"
@@ -97,12 +95,14 @@ def _values(strategy: Strategy) -> Iterator[str]:
         yield "sequence_parallel"
 
 
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("runtime", runtime_names())
 def test_members_of_every_runtime_are_forecast_as_they_would_be_alone(runtime: str) -> None:
     seen = compare(problem_for(TINY, 8, 12, runtime=runtime, constraint="vp<=2"), 20)
     assert seen["any"] >= 5
 
 
+@pytest.mark.long(but=lambda name, runtime: name)
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 @pytest.mark.parametrize("runtime", ["megatron", "nanotron", "deepspeed"])
 def test_members_of_every_schedule_are_forecast_as_they_would_be_alone(name: str, runtime: str) -> None:
@@ -110,6 +110,7 @@ def test_members_of_every_schedule_are_forecast_as_they_would_be_alone(name: str
     assert compare(problem, 8)[name] > 3
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize(
     ("model", "cluster", "batch", "runtime"),
     [
@@ -132,6 +133,7 @@ def test_other_models_and_clusters_are_forecast_as_they_would_be_alone(
         assert load_cluster(cluster).calibration is not None
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("trained", ["adapters", "head"])
 def test_models_with_frozen_weights_are_forecast_as_they_would_be_alone(trained: str) -> None:
     problem = problem_for(TINY, 4, 8, runtime="pytorch", constraint="pp<=2,vp<=1")
@@ -155,6 +157,7 @@ def test_learned_estimates_differ_in_the_last_digits_only() -> None:
     assert problem.cost_model != learned
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("runtime", ["megatron", "nanotron", "pytorch", "deepspeed"])
 def test_memory_is_exact_where_microbatches_are_left_out(runtime: str) -> None:
     problem = problem_for(DEEP, 8, 96, runtime=runtime, constraint="pp>1,pp<8,micro_batch=1|2")
@@ -167,6 +170,7 @@ def test_memory_is_exact_where_microbatches_are_left_out(runtime: str) -> None:
     assert count >= 20
 
 
+@pytest.mark.long(guard="searching/test_explore.py::test_larger_micro_batches_of_what_does_not_fit_are_not_looked_at")
 def test_what_does_not_fit_is_not_simulated() -> None:
     problem = problem_for(DEEP, 8, 16)
     least = problem_for(DEEP, 8, 16, most_memory=1.2e9)

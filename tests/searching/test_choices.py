@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import devices
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError, UnknownNameError
+from traincast import RequestError, UnknownNameError, load_cluster
 from traincast.searching.ask import parse_nodes
 from traincast.searching.places import clusters_to_try
 

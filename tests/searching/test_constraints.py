@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from tests.searching.problems import TINY, problem_for, request_for
-from traincast.errors import RequestError, StrategyError, TraincastError, UnknownNameError
+from traincast import RequestError, StrategyError, TraincastError, UnknownNameError
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.space import Axes, usual_axes
 from traincast.units import GIB, parse_bytes

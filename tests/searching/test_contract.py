@@ -22,7 +22,7 @@ import pytest
 
 from tests.conftest import AnalyticalCostModel
 from tests.searching.problems import CNN, DEEP, MOE, TINY, all_families, evaluated, request_for, with_strategy
-from traincast.errors import StrategyError
+from traincast import Strategy, StrategyError
 from traincast.forecast import estimates_of
 from traincast.searching.bulk.evaluate import needs_whole_plans
 from traincast.searching.bulk.steps import shortened
@@ -31,8 +31,7 @@ from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.simulate import simulate
-from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
-from traincast.strategy.program.precision import PRECISIONS
+from traincast.strategy import PRECISIONS, SCHEDULES, lower, runtime_names
 
 BASES: Final[tuple[dict[str, Any], ...]] = (
     {},
@@ -109,6 +108,7 @@ def techniques(strategy: Strategy) -> Iterator[str]:
 SEEN: Counter[str] = Counter()
 
 
+@pytest.mark.long(but=10)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)
@@ -116,6 +116,7 @@ def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
     SEEN["problems"] += 1
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)
@@ -124,6 +125,7 @@ def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> No
     assert compare(problem, chosen)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("runtime", ["megatron", "megatron-bridge", "pytorch"])
 def test_they_agree_about_expert_traffic_that_schedules_and_runtimes_hide(runtime: str) -> None:
     """Blocks of a family depend on the schedule: DualPipe hides their traffic, others do as the runtime does."""

@@ -22,12 +22,13 @@ from tests.searching.problems import (
     solved,
     strategies_of,
 )
-from traincast.engines import Engine, local_engine
+from traincast import Engine, Strategy
+from traincast.engines import local_engine
 from traincast.searching.bulk import columns
 from traincast.searching.bulk.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem, SpaceCounts, Task
-from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy import SCHEDULES
 
 BOUNDED = [
     (DEEP, 16, 32, "megatron"),
@@ -40,6 +41,7 @@ BOUNDED = [
 ]
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(("model", "cluster", "batch", "runtime"), BOUNDED)
 def test_no_member_is_faster_than_the_bounds_of_its_family_and_its_way(
     model: str, cluster: str | int, batch: int, runtime: str
@@ -64,6 +66,7 @@ def test_no_member_is_faster_than_the_bounds_of_its_family_and_its_way(
     assert met > 10
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_the_bound_of_a_way_holds_for_every_schedule(name: str) -> None:
     problem = problem_for(DEEP, 8, 24, constraint=f"schedule={name},pp>1,pp<8,recompute=none|full/2|full")
@@ -97,6 +100,7 @@ def plainer(strategy: Strategy) -> Strategy:
     return replace(strategy, recompute="none", recompute_every=1, offload=(), layers=())
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("key", WITHIN, ids=["gpt", "tiny", "moe"])
 @pytest.mark.parametrize("reach", [1.0, 1.5])
 def test_branch_and_bound_finds_the_best_and_all_within_reach_that_no_plainer_one_beats(
@@ -119,6 +123,7 @@ def test_branch_and_bound_finds_the_best_and_all_within_reach_that_no_plainer_on
         assert plain[plainer(strategy)] <= whole[strategy] * (1 + 1e-9), str(strategy)
 
 
+@pytest.mark.long(guard="test_branch_and_bound_finds_the_best_and_all_within_reach_that_no_plainer_one_beats")
 def test_where_memory_is_short_branch_and_bound_finds_the_best_that_recomputes() -> None:
     problem, columns = exhausted((DEEP, 4, 32, "cut=even,micro_batch<=8,zero=0|1,vp<=2"))
     for most in np.quantile(columns.memory, [0.05, 0.5]):
@@ -195,12 +200,14 @@ def by_engine(engine: Engine, problem: Problem, tasks: list[Task]) -> StrategyCo
 PARTED = (TINY, 8, 32, "offload=none")
 
 
+@pytest.mark.long(but=lambda workers: workers == 2)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_does_not_change_the_answer(workers: int) -> None:
     problem, columns = exhausted(PARTED)
     same(by_engine(local_engine(workers), problem, problem.tasks()), columns)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_of_tasks_does_not_change_the_answer(seed: int) -> None:
     problem, columns = exhausted(PARTED)
@@ -212,6 +219,7 @@ def test_the_order_of_tasks_does_not_change_the_answer(seed: int) -> None:
     same(joined([found[n] for n in range(len(tasks))]), columns)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("most_keys", [2**62, 40])
 def test_strategies_that_two_parts_found_are_listed_once(most_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "_MOST_KEYS", most_keys)

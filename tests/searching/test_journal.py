@@ -15,16 +15,13 @@ import pytest
 
 from tests.conftest import AnalyticalCostModel
 from tests.searching.problems import TINY, problem_for
-from traincast.cluster import Cluster
+from traincast import Cluster, CostModel, Estimates, FileFormatError, learned_cost_model, search
 from traincast.engines import local_engine
-from traincast.errors import FileFormatError
-from traincast.estimate import CostModel, Estimates, learned_cost_model
 from traincast.searching import explore as exploring
 from traincast.searching.bulk.columns import COLUMNS
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.journal import from_json, part_name, search_journal, to_json
 from traincast.searching.problem import Problem, Task
-from traincast.searching.search import search
 from traincast.work import Work
 
 FEW = "offload=none,zero=0|1,recompute=none,cp=1,micro_batch<=2"
@@ -132,6 +129,7 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
     assert not has(tmp_path, problem, replace(task, best_s=1.0))
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("damage", ["cut off", "empty", "other", "without a column", "no bytes"])
 def test_a_damaged_part_is_named(tmp_path: Path, damage: str) -> None:
     problem = few()

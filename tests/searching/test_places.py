@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.searching.test_search import found
-from traincast.errors import StrategyError
+from traincast import StrategyError
 from traincast.report.odds import odds
 from traincast.searching.search import REACH
 from traincast.units import format_bytes

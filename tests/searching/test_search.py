@@ -13,14 +13,14 @@ import pytest
 
 from tests.conftest import AnalyticalCostModel, devices
 from tests.searching.problems import CNN, DEEP, MOE, TINY
+from traincast import Answer, RequestError, StrategyError, UnknownNameError, predict, search
 from traincast.engines import local_engine
-from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.forecast import forecast, predict
+from traincast.forecast import forecast
 from traincast.report.job import price_per_s
 from traincast.report.odds import odds
-from traincast.searching.answer import PARTS, Answer
+from traincast.searching.answer import PARTS
 from traincast.searching.places import MEMORY_REACH
-from traincast.searching.search import REACH, SEARCHERS, search
+from traincast.searching.search import REACH, SEARCHERS
 from traincast.strategy.prepare import need_only
 
 FEW = "offload=none,recompute=none|full,cp=1,micro_batch<=4"
@@ -138,6 +138,7 @@ def test_the_answer_as_plain_values_has_what_is_promised() -> None:
     assert told["searcher"] == "exhaustive"
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("searcher", [name for name in SEARCHERS if name != "exhaustive"])
 def test_every_searcher_finds_the_best_of_a_small_space(searcher: str) -> None:
     answer = found(searcher=searcher)
@@ -146,6 +147,7 @@ def test_every_searcher_finds_the_best_of_a_small_space(searcher: str) -> None:
     assert answer.best.report.step_s >= exact * (1 - 1e-9)
 
 
+@pytest.mark.long(guard="test_every_searcher_finds_the_best_of_a_small_space")
 def test_branch_and_bound_ranks_those_within_reach_as_the_exhaustive_search_does() -> None:
     bounded, whole = found(searcher="branch-and-bound", top=24), found(searcher="exhaustive", top=24)
     limit = whole.best.report.step_s * REACH
@@ -177,6 +179,7 @@ def test_the_least_memory_is_counted() -> None:
         assert candidate.tie == (candidate.report.peak_memory_bytes <= least * (1 + 1e-9))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("objective", ["cost", "energy"])
 def test_on_one_cluster_the_cheapest_is_the_fastest(objective: str) -> None:
     answer = found(objective=objective, searcher="exhaustive")
@@ -208,6 +211,7 @@ def test_of_several_clusters_the_cheapest_within_the_deadline_is_chosen() -> Non
     assert poor.best.in_budget >= 0.5
 
 
+@pytest.mark.long(guard="test_of_several_clusters_the_cheapest_within_the_deadline_is_chosen")
 def test_a_budget_leaves_what_it_pays_for() -> None:
     answer = found(steps=1000, budget=1e9)
     assert answer.best.job is not None
@@ -231,6 +235,7 @@ def test_a_limit_needs_the_length_of_the_job(limit: dict[str, Any]) -> None:
         found(**limit)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("limit", ["deadline_s", "budget"])
 def test_what_a_job_does_beside_its_steps_counts_within_its_limits(limit: str) -> None:
     free = found(steps=5000)
@@ -306,6 +311,7 @@ def test_progress_counts_up_to_all_parts() -> None:
     assert bounded[-1][0] <= bounded[-1][1]
 
 
+@pytest.mark.long(guard="test_the_best_is_the_fastest_of_all_that_fit")
 def test_a_cnn_and_experts_are_searched_too() -> None:
     cnn = found(CNN, cluster=devices(4), runtime="pytorch", constraint="recompute=none|full,offload=none")
     assert cnn.best.report.step_s > 0

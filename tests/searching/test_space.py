@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.searching.problems import CNN, DEEP, MOE, TINY, problem_for, solved, strategies_of, with_strategy
-from traincast.errors import StrategyError
+from traincast import Strategy, StrategyError
 from traincast.searching.problem import Problem
 from traincast.searching.space import AXES, OFFLOADS, Axes, divisors_of, meshes, usual_axes, ways
-from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy import SCHEDULES
 from traincast.strategy.prepare import layers_of, prepare
 from traincast.strategy.schedules.skeleton import skeleton
 
@@ -44,6 +44,7 @@ def legal(problem: Problem, strategy: Strategy) -> bool:
     return True
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", sorted(PROBLEMS))
 def test_every_member_is_legal_and_there_once(name: str) -> None:
     problem = problem_of(name)
@@ -105,6 +106,7 @@ def left_out(problem: Problem, strategy: Strategy) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("model", "devices", "batch"), [(LONG, 4, 4), (TINY, 2, 6)])
 def test_the_space_lacks_no_legal_strategy(model: str, devices: int, batch: int) -> None:
     """All products of the axes are tried one by one; what is legal is in the space, or is another one's double.

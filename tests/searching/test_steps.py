@@ -61,6 +61,7 @@ def test_what_devices_and_links_take_grows_evenly_from_round_to_round(name: str)
     assert error < 1e-6
 
 
+@pytest.mark.long(guard="searching/test_bulk.py::test_memory_is_exact_where_microbatches_are_left_out")
 def test_steps_of_many_microbatches_are_those_of_single_forecasts() -> None:
     """Where two lanes hold a pipeline up in turn, one of many stages may not have settled: a small error is left."""
     runtimes = ("megatron", "nanotron", "pytorch", "deepspeed")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import AnalyticalCostModel, request_of
 from tests.searching.problems import TINY
-from traincast.cluster import FACTORS, load_cluster
-from traincast.forecast import Forecast, forecast
+from traincast import Forecast, load_cluster
+from traincast.cluster import FACTORS
+from traincast.forecast import forecast
 from traincast.searching.sureness import DRAWS, chances, drawn_seconds, spreads, ties
 
 WIDE = "gpt:layers=2,hidden=1024,heads=8,vocab=1000,seq=512"

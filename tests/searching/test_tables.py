@@ -11,10 +11,10 @@ from tests.conftest import AnalyticalCostModel
 from tests.laws.test_tables import DLRM
 from tests.searching.problems import all_families, request_for, solved
 from tests.searching.test_contract import compare
+from traincast import Strategy
 from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
-from traincast.strategy import Strategy
 
 
 def problem(tables: str) -> Problem:

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import check_timeline, request_of, seconds_of
-from traincast.ask import Conditions
-from traincast.errors import RequestError
-from traincast.simulate import Timeline, expand, simulate
-from traincast.simulate.conditions import compute_factors, under, who_waits
+from traincast import Conditions, RequestError, Timeline
+from traincast.simulate import expand, simulate, under, who_waits
+from traincast.simulate.conditions import compute_factors
 from traincast.strategy import NUM_STREAMS, Plan, Stream, lower
 from traincast.strategy.plan_builder import Grain
 from traincast.work import Collective, Launch, Transfer

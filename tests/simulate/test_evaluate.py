@@ -21,6 +21,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("runtime", ["pytorch", "megatron-bridge"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_it_equals_the_simulation(strategy: str, runtime: str) -> None:

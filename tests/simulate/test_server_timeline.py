@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import graph_of
-from traincast import predict
-from traincast.ask import Conditions
-from traincast.estimate import AnalyticalCostModel
-from traincast.forecast import Forecast
+from traincast import AnalyticalCostModel, Conditions, Forecast, Timeline, predict
 from traincast.report.critical_path import critical_tasks
-from traincast.simulate import Timeline
-from traincast.strategy.plan import NUM_STREAMS, Category, Stream
+from traincast.strategy import NUM_STREAMS, Category, Stream
 from traincast.work import HostUpdate, Transfer
 
 GPT = "gpt:layers=3,hidden=256,heads=4,vocab=1000,seq=128"
@@ -44,6 +40,7 @@ def covered(timeline: Timeline, row: int, stream: Stream) -> float:
     return sum(end - start for start, end in spans_on(timeline, row, stream))
 
 
+@pytest.mark.long(but=2)
 @STRATEGIES
 def test_workers_and_then_servers_have_rows_with_lanes_of_their_own(strategy: str) -> None:
     forecast = made(strategy)

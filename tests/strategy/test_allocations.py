@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.measured.test_finetune import read
-from traincast.strategy import Request
+from traincast import Request
 from traincast.strategy.memory.allocations import StepAllocations, allocations_of, simulate
 from traincast.strategy.prepare import memory_by_stage, prepare
 
@@ -30,7 +30,7 @@ def step_of(request: Request) -> StepAllocations:
 def test_a_step_frees_what_it_allocates(recompute: str, method: dict[str, Any]) -> None:
     found: Counter[int] = Counter()
     step = step_of(request_of(recompute=recompute, **method))
-    for number, how in step.events:
+    for number, how in step.changes:
         found[number] += how
         assert found[number] in (0, 1)
     assert set(found.values()) == {0}
@@ -69,7 +69,7 @@ def test_expandable_segments_hardly_grow() -> None:
 
 def test_gradients_stay_until_the_update_and_are_made_once() -> None:
     step = step_of(request_of(recompute="yes", **FULL))
-    gradients = sum(step.sizes[n] for n, how in step.events if how == 0)
+    gradients = sum(step.sizes[n] for n, how in step.changes if how == 0)
     request = request_of(recompute="yes", **FULL)
     assert gradients == pytest.approx(memory_by_stage(request, prepare(request))[0].gradients, rel=1e-6)
     one, four = simulate(step, (1.0,) * 4), simulate(step, (1.0,) * 4, accumulated=4)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import GPT, request_of, tasks_per_work
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast import Operator, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.strategy import lower
 from traincast.strategy.program.attention import kernels_of, unfused
 

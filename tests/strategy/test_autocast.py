@@ -10,12 +10,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tests.conftest import request_of
-from traincast.forecast import predict
-from traincast.graph import OperatorGraph
-from traincast.graph.load import load_model
-from traincast.strategy import load_runtime
+from traincast import OperatorGraph, capture, load_runtime, predict
+from traincast.strategy import load_precision
 from traincast.strategy.program.autocast import autocast
-from traincast.strategy.program.precision import load_precision
 
 BATCH, SEQ, WIDTH, HEADS = 2, 24, 64, 4
 IN_FP32 = frozenset({torch.softmax, nn.functional.softmax, nn.functional.layer_norm, torch.layer_norm})
@@ -93,13 +90,13 @@ def kept_in_forecast(graph: OperatorGraph) -> float:
 @pytest.mark.parametrize("dropout", [False, True])
 def test_attention_written_out_keeps_what_autocast_keeps(dropout: bool) -> None:
     network, ids = Network(dropout=dropout), torch.randint(0, 100, (BATCH, SEQ))
-    graph = load_model(network, ids)
+    graph = capture(network, ids)
     assert kept_in_forecast(autocast(graph)) == kept_in_pytorch(network, ids)
     assert kept_in_forecast(graph) < 0.85 * kept_in_forecast(autocast(graph))
 
 
 def test_casts_stand_between_products_and_fp32() -> None:
-    graph = autocast(load_model(Network(dropout=False), torch.zeros(BATCH, SEQ, dtype=torch.long)))
+    graph = autocast(capture(Network(dropout=False), torch.zeros(BATCH, SEQ, dtype=torch.long)))
     layer = next(block for block in graph.blocks if block.count > 1)
     forward = [graph.operators[i].name for i in layer.forward]
     at = forward.index("_softmax")

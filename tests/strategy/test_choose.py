@@ -9,11 +9,10 @@ from benchmarks.choices import fits_somewhere
 
 from tests.conftest import CNN, GPT, devices, graph_of, request_of
 from tests.searching.problems import MOE
+from traincast import Request, Strategy, StrategyError, load_cluster, load_runtime
 from traincast.ask import Training
-from traincast.cluster import load_cluster
-from traincast.errors import StrategyError
 from traincast.resolve import resolve
-from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, load_runtime, lower
+from traincast.strategy import choose_micro_batch, choose_strategy, lower
 from traincast.strategy.choose import choose, remedy_of, usual_runtime
 from traincast.strategy.prepare import need_only
 
@@ -51,6 +50,7 @@ def test_where_nothing_fits_the_least_hungry_is_chosen() -> None:
     assert need_only(replace(request, strategy=chosen)).load < need_only(plain).load
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("model", "runtime"), [(GPT, "hf-trainer"), (GPT, "tensorflow-xla"), (MOE, "megatron")])
 def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str, runtime: str) -> None:
     """From hardly any memory to enough for plain replicas; the whole space of a search is the judge."""

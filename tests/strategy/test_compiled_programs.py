@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import GPT, LLAMA, request_of
 from traincast.graph import Operator, OpKind
 from traincast.strategy import Runtime, load_runtime, lower
+from traincast.strategy.program.block import repeated_works
 from traincast.strategy.program.recompute import load_recomputation
 from traincast.work import Collective
 
@@ -29,8 +30,8 @@ def test_only_whole_blocks_are_cut_short() -> None:
     prepared = lower(request_of("dp=1", model=GPT)).prepared
     forward = list(prepared.programs[1].forward)
     selective = load_recomputation("selective")
-    assert selective.again(forward, lean=True) == selective.again(forward)
-    assert load_recomputation("full").again([], lean=True) == []
+    assert repeated_works(selective, forward, lean=True) == repeated_works(selective, forward, lean=False)
+    assert repeated_works(load_recomputation("full"), [], lean=True) == []
 
 
 def between_slices(runtime: Runtime) -> list[float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast import Operator, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.strategy.program.cut import cut_operator, saved_fraction, tokens, width
 from traincast.strategy.program.sharding import Role
 

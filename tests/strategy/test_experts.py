@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import request_of
-from traincast.cluster import load_cluster
-from traincast.graph import Operator, OpKind
-from traincast.graph.load import load_model
+from traincast import Operator, Request, Runtime, capture, load_cluster, load_runtime
+from traincast.graph import OpKind
 from traincast.simulate import simulate
-from traincast.strategy import Request, Runtime, load_precision, load_runtime, lower, parse_strategy, runtime_names
+from traincast.strategy import load_precision, lower, parse_strategy, runtime_names
 from traincast.strategy.program.attention import sink_scopes, without_window
 from traincast.strategy.program.experts import BatchOverlap, distinct, find_regions, overlap_of_batches
 from traincast.work import Collective, Launch, Transfer
@@ -23,7 +22,7 @@ TOKENS, WIDTH, TOPK = 4096, 2048, 8
 
 def _works(strategy: str = "dp=8,ep=8,micro_batch=1", *, cluster: str = "dgx-b200:1", **tables: Any) -> list[Any]:
     request = Request(
-        graph=load_model(MIXTURE, seq=TOKENS),
+        graph=capture(MIXTURE, seq=TOKENS),
         cluster=load_cluster(cluster),
         strategy=parse_strategy(strategy, global_batch=16),
         runtime=load_runtime("megatron").patched(**tables),
@@ -133,7 +132,7 @@ def test_messages_of_dualpipe_travel_beside_compute_whatever_the_runtime() -> No
 
 
 def test_operators_that_move_tokens_are_found_and_no_others() -> None:
-    graph = load_model(MIXTURE, seq=TOKENS)
+    graph = capture(MIXTURE, seq=TOKENS)
     block = next(b for b in graph.blocks if find_regions(graph, b))
     (region,) = find_regions(graph, block)
     assert region.copies == TOPK
@@ -142,8 +141,8 @@ def test_operators_that_move_tokens_are_found_and_no_others() -> None:
 
 
 def test_attention_with_sinks_is_found_by_its_parameter_per_head() -> None:
-    graph = load_model("gpt-oss-120b", seq=256)
+    graph = capture("gpt-oss-120b", seq=256)
     assert sink_scopes(graph) == {"layers.0.attention", "layers.1.attention"}
-    assert sink_scopes(load_model(MIXTURE, seq=TOKENS)) == frozenset()
+    assert sink_scopes(capture(MIXTURE, seq=TOKENS)) == frozenset()
     windowed = next(op for op in graph.operators if "window" in op.attributes)
     assert without_window(windowed).flops > windowed.flops

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import request_of
+from traincast import Strategy, load_runtime
 from traincast.forecast import forecast
-from traincast.strategy import Memory, Strategy, load_runtime
+from traincast.strategy import Memory
 from traincast.strategy.memory.fits import (
     HOST_SHARE,
     MARGIN,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.graph import OperatorGraph, OpKind, Phase
+from traincast import OperatorGraph
+from traincast.graph import OpKind, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.strategy.program.fusion import fuse
 from traincast.strategy.runtime import Fusion
@@ -21,6 +22,7 @@ def traffic(graph: OperatorGraph) -> float:
 CASES = [(spec, f) for spec in (GPT, LLAMA, BERT) for f in (("norm",), ("elementwise",), ("loss",), ALL)]
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize(
     ("spec", "fusions"),
     [

@@ -11,13 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from tests.conftest import AnalyticalCostModel, devices
-from traincast import predict
-from traincast.forecast import Forecast
-from traincast.graph import OperatorGraph, OpKind
+from traincast import Forecast, OperatorGraph, Request, load_runtime, predict
+from traincast.graph import OpKind
 from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
-from traincast.strategy import Request, load_precision, load_runtime, lower, parse_strategy
-from traincast.strategy.memory.peak import Memory
+from traincast.strategy import Memory, load_precision, lower, parse_strategy
 from traincast.strategy.prepare import exchanged_parts, memory_by_stage, prepare
 from traincast.work import Collective
 

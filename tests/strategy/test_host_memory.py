@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, graph_of, request_of
-from traincast.cluster import load_cluster
+from traincast import Request, load_cluster, predict
 from traincast.cluster.hardware import joined
 from traincast.cluster.topology import part_of_node
-from traincast.forecast import forecast, predict
-from traincast.strategy import Memory, Request, choose_micro_batch, lower
+from traincast.forecast import forecast
+from traincast.strategy import Memory, choose_micro_batch, lower
 from traincast.strategy.memory.fits import HOST_SHARE
 from traincast.strategy.memory.peak import footprints_of
 from traincast.strategy.prepare import need_only, prepare

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from tests.conftest import GPT, devices, graph_of, request_of, run, tasks_per_work
-from traincast.errors import StrategyError
-from traincast.graph import Operator, Phase
+from traincast import Operator, Strategy, StrategyError, load_runtime
+from traincast.graph import Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
-from traincast.strategy import NUM_STREAMS, Category, Group, Plan, Strategy, Stream, load_runtime, lower
+from traincast.strategy import NUM_STREAMS, Category, Group, Plan, Stream, lower
 from traincast.strategy.prepare import need_only
 from traincast.work import Collective, Launch, Transfer
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import devices
-from traincast.cluster import load_cluster
-from traincast.errors import StrategyError
-from traincast.strategy import Mesh, Strategy
+from traincast import Strategy, StrategyError, load_cluster
+from traincast.strategy import Mesh
 from traincast.strategy.mesh import AXES, Axis
 
 meshes = st.builds(

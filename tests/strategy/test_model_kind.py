@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import graph_of
-from traincast.strategy.model_kind import kind_of_model
+from traincast.strategy.model_kind import model_kind
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ from traincast.strategy.model_kind import kind_of_model
     ],
 )
 def test_a_model_is_of_the_kind_that_decides_its_step(model: str, kind: str) -> None:
-    assert kind_of_model(graph_of(model)) == kind
+    assert model_kind(graph_of(model)) == kind

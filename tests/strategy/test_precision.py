@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.errors import UnknownNameError
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast import Operator, TensorSpec, UnknownNameError
+from traincast.graph import DType, OpKind, Phase
 from traincast.strategy import PRECISIONS, load_precision
 
 A, B, OUT = TensorSpec((8, 4), batch_dim=0), TensorSpec((4, 2)), TensorSpec((8, 2), batch_dim=0)

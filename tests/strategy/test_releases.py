@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast import predict
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError
-from traincast.graph.load import load_model
-from traincast.strategy import Runtime, load_precision, load_runtime, releases
+from traincast import RequestError, Runtime, capture, load_cluster, load_runtime, predict
+from traincast.strategy import load_precision, releases
 from traincast.strategy.releases import assumed_release, has_experts, newest, settled
 
 MIXTURE = "deepseek-v2-lite"
@@ -21,7 +18,7 @@ DENSE = "gpt:layers=2,hidden=64,heads=4,vocab=100,seq=16"
 def _settled(spec: str, *, cluster: str = "dgx-gb300:2", precision: str = "fp8", model: str = MIXTURE) -> Runtime:
     return settled(
         load_runtime(spec),
-        graph=load_model(model),
+        graph=capture(model),
         cluster=load_cluster(cluster),
         precision=load_precision(precision),
     )
@@ -62,8 +59,8 @@ def test_without_a_release_the_newest_counts_and_is_said() -> None:
 def test_models_without_experts_are_not_affected() -> None:
     used = _settled("megatron-bridge:release=26.06", model=DENSE)
     assert used == replace(load_runtime("megatron-bridge"), release="26.06", habits=())
-    assert has_experts(load_model(MIXTURE))
-    assert not has_experts(load_model(DENSE))
+    assert has_experts(capture(MIXTURE))
+    assert not has_experts(capture(DENSE))
 
 
 def test_a_forecast_says_which_release_it_assumed() -> None:

@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 
-from traincast.errors import StrategyError
-from traincast.strategy import Strategy
+from traincast import Strategy, StrategyError
 from traincast.strategy.memory.fits import HOST_SHARE, MemoryNeed
 from traincast.strategy.memory.remedy import changes, find_remedy
 

@@ -7,19 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError
-from traincast.graph import Operator
-from traincast.graph.load import load_model
-from traincast.strategy import (
-    Request,
-    find_runtime,
-    load_precision,
-    load_runtime,
-    lower,
-    parse_strategy,
-    runtime_names,
-)
+from traincast import Operator, Request, RequestError, capture, load_cluster, load_runtime
+from traincast.strategy import find_runtime, load_precision, lower, parse_strategy, runtime_names
 from traincast.strategy.prepare import fusions_of
 from traincast.strategy.program.recompute import RECOMPUTATIONS
 
@@ -140,7 +129,7 @@ def test_kernels_for_16_bits_fuse_only_there() -> None:
 def test_tensorflow_sorts_the_ids_of_embeddings_and_pytorch_does_not() -> None:
     def marks(runtime: str) -> set[object]:
         request = Request(
-            graph=load_model("ncf"),
+            graph=capture("ncf"),
             cluster=load_cluster("dgx-a100"),
             strategy=parse_strategy("dp=8", global_batch=8192),
             runtime=load_runtime(runtime),

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from traincast.errors import RequestError, SimulationError, StrategyError, UnknownNameError
+from traincast import RequestError, SimulationError, StrategyError, UnknownNameError
+from traincast.strategy import SCHEDULES, Slot
 from traincast.strategy.schedules import (
-    SCHEDULES,
     Order,
     Pass,
     PipelineSchedule,
-    Slot,
     both_ways,
     check,
     load_schedule,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
-from traincast.errors import StrategyError
+from traincast import StrategyError
 from traincast.graph import Phase
 from traincast.strategy.program.sharding import Role, Sharding, check_shardable, find_sharding
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.strategy import Memory, load_runtime
+from traincast import load_runtime
+from traincast.strategy import Memory
 from traincast.strategy.memory.shown import reported
 
 

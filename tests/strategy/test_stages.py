@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CNN, GPT, graph_of
-from traincast.errors import StrategyError
+from traincast import StrategyError
 from traincast.strategy.stages import Stage, cut_stages
 
 DEEP = "gpt:layers=16,hidden=256,heads=8,vocab=1000,seq=128"

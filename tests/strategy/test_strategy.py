@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.strategy import SCHEDULES, Strategy, parse_strategy, with_micro_batch
+from traincast import RequestError, Strategy, StrategyError, UnknownNameError
+from traincast.strategy import SCHEDULES, parse_strategy, with_micro_batch
 from traincast.strategy.strategy import says_micro_batch
 
 

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import pytest
 
-from traincast.errors import StrategyError
-from traincast.strategy import SCHEDULES
-from traincast.strategy.schedules import Order, Pass, Slot
+from traincast import StrategyError
+from traincast.strategy import SCHEDULES, Slot
+from traincast.strategy.schedules import Order, Pass
 
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, graph_of, request_of
-from traincast.strategy import Memory, load_runtime, lower
+from traincast import load_runtime
+from traincast.strategy import Memory, lower
 
 BUCKET = 1e3
 

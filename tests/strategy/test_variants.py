@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import graph_of
+from traincast import Cluster, load_cluster
 from traincast.ask import Training
-from traincast.cluster import Cluster, load_cluster
 from traincast.cluster.hardware import joined
 from traincast.estimate.collectives.laws import nic_bandwidth
 from traincast.resolve import resolve
-from traincast.strategy import lower, parse_strategy
-from traincast.strategy.lower import Lowered
-from traincast.strategy.mesh import Mesh
+from traincast.strategy import Lowered, Mesh, lower, parse_strategy
 from traincast.strategy.uneven import balanced_shares, joined_plans, with_variants
-from traincast.strategy.variants import Variants, plain, variants_of
+from traincast.strategy.variants import Variants, unmarked, variants_of
 from traincast.work import Collective, CollectiveKind, Transfer
 
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=128"
@@ -111,7 +109,7 @@ def test_nodes_with_equal_devices_are_estimated_once_whatever_their_links() -> N
 def plain_on(lowered: Lowered, nodes: int) -> list[object]:
     return [
         replace(work, num_nodes=nodes, sharing=1) if isinstance(work, Collective) else work
-        for work in plain(lowered.plan.works)
+        for work in unmarked(lowered.plan.works)
     ]
 
 

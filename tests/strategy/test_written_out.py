@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.graph import DType, OperatorGraph, Phase
-from traincast.graph.load import load_model
+from traincast import OperatorGraph, capture
+from traincast.graph import DType, Phase
 from traincast.strategy import load_precision
 from traincast.strategy.program.written_out import NORM_FORWARD, ROTARY_FORWARD, write_out
 
 
 @pytest.fixture(scope="module")
 def graph() -> OperatorGraph:
-    return load_model("llama:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=100", seq=16)
+    return capture("llama:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=100", seq=16)
 
 
 def kernels(graph: OperatorGraph, phase: Phase = Phase.FORWARD) -> int:

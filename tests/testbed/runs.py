@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from traincast.ask import Conditions
-from traincast.forecast import Forecast, predict
+from traincast import Conditions, Forecast, predict
 from traincast.report.trace import lanes_by_row
-from traincast.strategy.plan import Category
+from traincast.strategy import Category
 from traincast.testbed.activity import class_of
 
 TINY = "gpt:layers=2,hidden=128,heads=4,vocab=512,seq=64"

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from traincast.cluster import Link
+from traincast import Link
 from traincast.strategy.servers.setup import Piece, ServerSetup
 from traincast.testbed.parallel.servers import run_servers
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.testbed.runs import Span, write_run
-from traincast import compare_testbed
+from traincast import RunFolder, compare_testbed
 from traincast.cli.main import main
 from traincast.cli.testbed_tables import sentence_of
-from traincast.testbed.folder import RunFolder, read_run_folder
+from traincast.testbed.folder import read_run_folder
 from traincast.testbed.outcome import Disagreement
 from traincast.testbed.request import RunRequest
 from traincast.testbed.study.grid import StudyCell

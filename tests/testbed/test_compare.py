@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.testbed.runs import Span, write_run
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.testbed.compare import compare
 
 CASES = [

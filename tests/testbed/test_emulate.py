@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from traincast.graph import Operator, OpKind, Phase
+from traincast import Operator
+from traincast.graph import OpKind, Phase
 from traincast.testbed.rank.emulate import DeviceClock, Emulation
 from traincast.testbed.rank.recorder import SpanRecorder
 

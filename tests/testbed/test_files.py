@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.testbed.runs import Span, write_run
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.measured.steps import NEEDS, read_run
 from traincast.tables import read_rows
 from traincast.testbed.folder import read_run_folder, read_spans, row_of_run, write_row

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.conftest import comes_true, commands_with, namespaces_of, needs_shaping, on_linux
-from traincast.errors import TraincastError
+from traincast import TraincastError
 from traincast.testbed.network import loopback, shaped
 from traincast.testbed.rank.launch import launch
 

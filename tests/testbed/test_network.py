@@ -12,7 +12,7 @@ import pytest
 from tests.testbed import goodput
 from tests.testbed.conftest import namespaces_of, needs_shaping
 from tests.testbed.goodput import measure_messages
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.processes import enter, janitor
 from traincast.processes.janitor import NAMESPACES, sweep
 from traincast.testbed.network import loopback, shaped

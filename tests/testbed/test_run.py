@@ -10,10 +10,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from traincast.cluster import load_cluster
-from traincast.errors import RequestError, TraincastError
+from traincast import RequestError, TraincastError, capture, load_cluster
 from traincast.estimate.events.file import read_rows
-from traincast.graph.load import load_model
 from traincast.testbed.compare import compare
 from traincast.testbed.folder import read_run_folder
 from traincast.testbed.rank.worker import counted_steps, wants_another
@@ -39,7 +37,7 @@ def trained(folder: Path, **changes: Any) -> pd.DataFrame:
 
 def test_ddp_reduces_every_gradient_once(tmp_path: Path) -> None:
     spans = trained(tmp_path / "run")
-    parameters = sum(t.numel for b in load_model(MODEL).blocks for _ in range(b.count) for t in _trained(b))
+    parameters = sum(t.numel for b in capture(MODEL).blocks for _ in range(b.count) for t in _trained(b))
     reduced = spans[spans.label == "dp gradients"].groupby("rank").nbytes.sum()
     assert reduced.tolist() == [4.0 * parameters] * 2
     done = read_run_folder(tmp_path / "run")
@@ -61,7 +59,7 @@ def test_ddp_reduces_every_gradient_once(tmp_path: Path) -> None:
 
 
 def _trained(block: Any) -> list[Any]:
-    graph = load_model(MODEL)
+    graph = capture(MODEL)
     return [t for index in block.optimizer for t in graph.operators[index].parameters]
 
 

@@ -45,6 +45,7 @@ def by_role(spans: list[ServerSpan]) -> dict[int, dict[tuple[int, ...], ServerSp
     return found
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize(("servers", "sharding"), [(1, "greedy"), (2, "greedy"), (2, "even")])
 def test_everything_happens_in_the_order_of_a_forecast(
@@ -76,6 +77,7 @@ def test_everything_happens_in_the_order_of_a_forecast(
     assert measure(setup, timeline).step_s >= sum(piece.forward_s + piece.backward_s for piece in PIECES) - 1e-9
 
 
+@pytest.mark.long(guard="test_everything_happens_in_the_order_of_a_forecast")
 def test_messages_of_a_connection_go_one_after_the_other(tmp_path: Path) -> None:
     _, spans = run(tmp_path, workers=2, servers=1)
     for role in (ServerRole.PUSH, ServerRole.PULL):
@@ -92,6 +94,7 @@ def test_a_slow_worker_computes_longer_and_synchronous_workers_wait_for_it(tmp_p
     assert step_s >= 3.0 * sum(piece.forward_s + piece.backward_s for piece in PIECES) - 1e-9
 
 
+@pytest.mark.long(but=1)
 @needs_shaping
 @pytest.mark.parametrize("own_nodes", [True, False], ids=["own nodes", "nodes of workers"])
 def test_a_step_takes_as_long_as_the_link_of_the_server_needs(tmp_path: Path, own_nodes: bool) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.testbed.runs import Span, write_run
-from traincast.errors import RequestError, UnknownNameError
+from traincast import RequestError, UnknownNameError
 from traincast.strategy import parse_strategy
 from traincast.testbed.request import rate_of
 from traincast.testbed.study.grid import MODELS, NETWORKS, SINGLE, Kind, StudyCell, cells_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.traces.made import device_bound, pair_of_ranks
-from traincast.errors import FileFormatError
+from traincast import FileFormatError
 from traincast.traces.changes.hosts import FasterHost
 from traincast.traces.files.chakra import (
     bytes_field,

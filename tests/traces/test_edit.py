@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces.made import Made, device_bound, host_bound
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.traces.changes.edit import insert, move, remove, scale, select
 from traincast.traces.recording.record import record
 from traincast.traces.recording.recording import Recording, TaskRole

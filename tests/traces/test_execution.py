@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.traces.made import Made
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError
 from traincast.traces.changes.hosts import FasterHost
 from traincast.traces.files.execution import with_execution, with_executions_beside
 from traincast.traces.files.kineto import Kind

@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 from tests.traces.made import Made, host_bound, pair_of_ranks
-from traincast import files, trace
-from traincast.cluster.catalog import load_device
-from traincast.cluster.interconnect import find_node
-from traincast.errors import RequestError
-from traincast.estimate import AnalyticalCostModel, EventsCostModel
+from traincast import AnalyticalCostModel, Operator, RequestError, TensorSpec, files, load_device, trace
+from traincast.cluster import find_node
+from traincast.estimate import EventsCostModel
 from traincast.estimate.events.file import contents_of
 from traincast.estimate.events.model import events_of
-from traincast.graph import Operator, OpKind, Phase, TensorSpec
-from traincast.graph.tensor import DType
+from traincast.graph import DType, OpKind, Phase
 from traincast.traces.learn import learn, write_events
 
 SHAPE: dict[str, Any] = {"Input__Dims": [[64, 32], [32, 16]], "Input__type": ["float", "float"]}

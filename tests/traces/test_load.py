@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.traces.made import Made, host_bound
-from traincast.errors import FileFormatError, RequestError
+from traincast import FileFormatError, RequestError
 from traincast.traces.files.kineto import Kind
 from traincast.traces.files.load import load_jobs, load_trace, load_traces
 

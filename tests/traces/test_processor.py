@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from tests.traces.made import Made
-from traincast.cluster import load_cluster
-from traincast.cluster.catalog import load_device
-from traincast.errors import RequestError
-from traincast.estimate import AnalyticalCostModel, EventsCostModel
+from traincast import AnalyticalCostModel, Operator, RequestError, TensorSpec, load_cluster, load_device
+from traincast.estimate import EventsCostModel
 from traincast.estimate.events.model import CARRIED, MEASURED, events_of
-from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph import DType, OpKind, Phase
 from traincast.traces.learn import learn
 from traincast.traces.recording.processor import host_runs, on_processor, own_times
 from traincast.traces.recording.steps import steps_of

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
-from traincast.cluster.catalog import load_device
-from traincast.errors import RequestError
+from traincast import RequestError, load_device
 from traincast.traces.changes.edit import scale, select
 from traincast.traces.diff import compare_traces, plain_name
 from traincast.traces.files.load import load_trace, load_traces

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
-from traincast.cluster.catalog import load_device
-from traincast.estimate import AnalyticalCostModel
+from traincast import AnalyticalCostModel, WhatIfAnswer, load_device
 from traincast.traces.changes.change import TraceChange
 from traincast.traces.changes.device import Buckets, HalfPrecision, OtherDevice
 from traincast.traces.changes.hosts import (
@@ -23,7 +22,7 @@ from traincast.traces.changes.hosts import (
 from traincast.traces.recording.couple import couple
 from traincast.traces.recording.record import record
 from traincast.traces.recording.recording import Recording
-from traincast.traces.whatif import WhatIfAnswer, ask
+from traincast.traces.whatif import ask
 
 
 def asked(made: Made, change: TraceChange, folder: Path) -> WhatIfAnswer:

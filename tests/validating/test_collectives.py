@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fitting.test_collectives import Row, grid, row, write
-from traincast.errors import RequestError
-from traincast.estimate import AnalyticalCostModel, learned_cost_model
+from traincast import AnalyticalCostModel, RequestError, learned_cost_model
 from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.fitting.collectives.fit import fit_collectives, read_collectives
 from traincast.validating.collectives import validate_collectives

@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.test_verbs import run, run_json
 from tests.measured.test_finetune import ROW
+from traincast import load_runtime, validate
 from traincast.measured.finetune import read_tuning
-from traincast.strategy import Memory, load_runtime, lower
+from traincast.strategy import Memory, lower
 from traincast.validating.finetune import counted
-from traincast.validating.validate import validate
 
 
 def table(path: Path, *changes: dict[str, Any]) -> Path:

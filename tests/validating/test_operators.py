@@ -14,12 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.test_verbs import run, run_json
-from traincast.cluster import Cluster, find_device
-from traincast.errors import RequestError
-from traincast.estimate import AnalyticalCostModel, CostModel, Estimates
+from traincast import AnalyticalCostModel, Cluster, CostModel, Estimates, Operator, RequestError
+from traincast.cluster import find_device
 from traincast.fitting.rows.operator import RowConfig, operator_of
 from traincast.fitting.rows.parts import parts_of
-from traincast.graph import Operator
 from traincast.validating.operators import one_device, validate_operators
 from traincast.work import Work
 

@@ -13,8 +13,8 @@ from tests.calibrating.test_read import GOOD, run, table
 from tests.measured.test_assumed import DP, STATED
 from tests.measured.test_dp_steps import ROW as DP_ROW
 from tests.measured.test_steps import ROW
+from traincast import load_cluster
 from traincast.cli.main import main
-from traincast.cluster import load_cluster
 from traincast.measured import dp_steps
 from traincast.tables import Row
 from traincast.validating.steps import validate_dp_steps, validate_steps

@@ -10,8 +10,7 @@ import pytest
 from tests.fitting import test_collectives as collectives
 from tests.measured.test_assumed import DP, STATED
 from tests.validating.test_steps import write
-from traincast.errors import RequestError
-from traincast.validating.validate import validate
+from traincast import RequestError, validate
 
 OPERATOR = {
     "device": "A100", "dtype": "fp16", "op": "gemm", "phase": "fwd", "m": 512.0, "n": 512.0, "k": 512.0, "time_us": 20.0

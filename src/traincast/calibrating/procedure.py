@@ -34,7 +34,7 @@ from traincast.cluster import Calibration, Correction, Stall
 from traincast.errors import RequestError
 from traincast.journal import Journal, key_of
 from traincast.report.outlook import UNCALIBRATED
-from traincast.strategy.model_kind import kind_of_model
+from traincast.strategy.model_kind import model_kind
 
 _FEWEST_FOR_FOLDS: Final = 4
 _STAGES: Final = 2
@@ -137,7 +137,7 @@ def calibrate_runs(
 
 def _mixed(runs: Sequence[MeasuredRun]) -> list[str]:
     """Return a warning if models of several kinds ran: one set of parameters cannot fit all."""
-    kinds = sorted({kind_of_model(run.measured.request.graph) for run in runs})
+    kinds = sorted({model_kind(run.measured.request.graph) for run in runs})
     if len(kinds) == 1:
         return []
     return [f"models that read {' and '.join(kinds)} ran: what decides their steps differs; calibrate each kind alone"]

@@ -144,10 +144,10 @@ def _write(result: Forecast, shown: Shown, drawn: Drawn | None) -> list[tuple[st
 def _say_if_calibrated(result: Forecast) -> None:
     """Print the name of a calibrated cluster with the same device and runtime, unless the request is calibrated."""
     from traincast.cluster import find_entry
-    from traincast.strategy.model_kind import kind_of_model
+    from traincast.strategy.model_kind import model_kind
 
     request, cluster = result.request, result.request.cluster
-    known = find_entry(cluster, request.runtime.name, models=kind_of_model(request.graph))
+    known = find_entry(cluster, request.runtime.name, models=model_kind(request.graph))
     if known is not None and cluster.calibration is None:
         console().print(
             f"[dim]this forecast is not calibrated; {known.name} is calibrated with {known.runs} runs of the same "

@@ -18,7 +18,8 @@ the same schema. Units are SI (bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; band
     usual_node = "dgx-h100"           # node type assumed for a measurement that names only the device
     [device.peak_flops]               # dense FLOP/s: fp64, fp32, tf32, fp16, bf16, fp8, nvfp4
     bf16 = 989.4e12
-    [device.achievable]               # measured fractions of those rates, by name
+    [device.achievable]               # fractions of those rates measured on the device at hand, by name
+    [device.reaches]                  # fractions in which this kind of device differs from its architecture
     [device.aliases]                  # model, form: words other people use; rank: 1 is preferred
 
     [node]
@@ -77,7 +78,7 @@ DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
 _MAX_DEPTH: Final = 8
 _KEEPS_NAME: Final = frozenset(
-    {"name", "extends", "tdp_w", "price_per_hour", "achievable", "interference", "aliases", "source"}
+    {"name", "extends", "tdp_w", "price_per_hour", "achievable", "reaches", "interference", "aliases", "source"}
 )
 _SAME_NODE_ONLY: Final = ("price_per_node_hour", "node_power_w", "subset_bandwidth")
 _ADD: Final = "add it, or extend an entry of the catalog"

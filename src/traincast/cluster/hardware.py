@@ -41,10 +41,11 @@ class Device:
     """One kind of accelerator, with the figures of its datasheet.
 
     ``peak_flops`` are dense rates (no structured sparsity) in FLOP/s, by dtype; ``memory_bandwidth`` is in bytes/s.
-    ``achievable`` holds fractions of these rates that were measured on this device, under the names that
-    :mod:`traincast.estimate.operators.efficiency` lists; absent ones follow the architecture. A kernel takes
-    ``interference`` of its time longer while a collective runs and takes processors and bandwidth from it. ``source``
-    names the documents that the figures come from.
+    ``achievable`` holds fractions of these rates that were measured on the device at hand, under the names that
+    :mod:`traincast.estimate.operators.efficiency` lists. ``reaches`` holds the fractions in which this kind of device
+    differs from its architecture; all others are the architecture's. While a collective runs, it takes processors and
+    bandwidth from kernels, which take ``interference`` of their time longer. ``source`` names the documents that the
+    figures come from.
     """
 
     name: Text
@@ -59,6 +60,7 @@ class Device:
     tdp_w: Annotated[float, Meta(ge=0.1, le=1e6, description="watts")]
     price_per_hour: Amount = 0.0
     achievable: Mapping[str, Annotated[float, Meta(ge=1e-6, le=10.0)]] = field(default_factory=dict, hash=False)
+    reaches: Mapping[str, Annotated[float, Meta(ge=1e-6, le=1e4)]] = field(default_factory=dict, hash=False)
     interference: Annotated[float, Meta(ge=0.0, le=10.0)] = INTERFERENCE
     source: Text = ""
 

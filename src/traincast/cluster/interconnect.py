@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from traincast.cluster.architecture import load_architecture
 from traincast.cluster.catalog import device_names, device_table, load_node, node_names
 from traincast.cluster.hardware import Cluster, Device, Link
 from traincast.cluster.match import find_device, normalise, word_pattern
@@ -95,10 +96,6 @@ _PCIE: Final[dict[int, Link]] = {
     4: Link(name="PCIe 4.0 x16", bandwidth=31.5e9, latency_s=3.0e-6),
     5: Link(name="PCIe 5.0 x16", bandwidth=63e9, latency_s=2.5e-6),
 }
-_PCIE_OF_ARCHITECTURE: Final = {
-    **dict.fromkeys(("kepler", "maxwell", "pascal", "volta", "turing", "gcn5"), 3),
-    **dict.fromkeys(("hopper", "blackwell", "blackwell-ultra", "cdna3", "cdna4", "xe2"), 5),
-}
 
 
 def find_node(
@@ -121,7 +118,7 @@ def says_network(device: Device, interconnect: str, *, system: str = "") -> bool
     """Whether the texts identify the network between nodes: by its kind, its rate, or the name of a known machine."""
     if _names_machine(device, f"{system} {interconnect}"):
         return True
-    if device.architecture == "tpu" and _TORUS.search(interconnect):
+    if load_architecture(device.architecture).own_network and _TORUS.search(interconnect):
         return True
     return bool(_networks(interconnect, device) or _networks_of_system(system, device))
 
@@ -129,7 +126,7 @@ def says_network(device: Device, interconnect: str, *, system: str = "") -> bool
 @lru_cache(maxsize=1024)
 def says_adapters(device: Device, interconnect: str, *, system: str = "") -> bool:
     """Whether the texts tell how many network adapters a node has: as a count, a rate of the node, or a machine."""
-    if device.architecture == "tpu" or _names_machine(device, f"{system} {interconnect}"):
+    if load_architecture(device.architecture).own_network or _names_machine(device, f"{system} {interconnect}"):
         return True
     parts = _networks(interconnect, device) or _networks_of_system(system, device)
     return any(
@@ -202,7 +199,7 @@ def _with_intra(node: Cluster, text: str) -> Cluster:
     says_pcie = re.search(r"pci\W?e(?:\W*(?:gen)?\W*([345]))?", lower)
     if says_pcie is None or re.search(r"nvlink|nvswitch|nvl\d|xgmi|infinity", lower):
         return node
-    usual = _PCIE_OF_ARCHITECTURE.get(node.device.architecture, 4)
+    usual = load_architecture(node.device.architecture).pcie
     generation = int(says_pcie.group(1) or usual)
     if node.intra_topology == "pcie-tree" and (
         says_pcie.group(1) is None or f"PCIe {generation}.0" in node.intra_node.name

@@ -10,14 +10,13 @@ from typing import Final
 import numpy as np
 
 from traincast.cluster import Cluster, Device
+from traincast.cluster.architecture import architecture_names, load_architecture
 from traincast.estimate.collectives.laws import collective_seconds, crosses_nics, transfer_seconds
 from traincast.estimate.operators import grouped
 from traincast.estimate.operators.convolutions import convolution_law, depthwise_s
 from traincast.estimate.operators.efficiency import (
-    ARCHITECTURES,
     INTERVALS,
     MEMORY_SHARE,
-    OLDER_ATTENTION,
     UNMEASURED_WIDENING,
     achievable,
 )
@@ -48,11 +47,6 @@ Kernels of training are in :mod:`traincast.estimate.operators.grouped`.
 """
 STATIC_SHARE: Final = 0.8
 """The same where a compiler lays out the rows of experts: TPUs and the like."""
-EXPERT_TILE: Final = 512
-"""Rows of a tile of grouped products on TPUs, by default in MaxText. A tile that holds rows of two experts is computed
-for each of them (Gale et al., "MegaBlocks", 2022, and its kernel in JAX), so each expert pays for one tile more."""
-LANES: Final = 128
-"""Columns of a register of a TPU: tensors are padded to a multiple of them (JAX, "Pallas TPU details")."""
 RNN_STEP_S: Final = 12e-6
 """Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
 SCAN_SHARE: Final = 0.25
@@ -150,6 +144,7 @@ class _Operators:
     def __init__(self, cluster: Cluster) -> None:
         device = cluster.device
         self.device = device
+        self.architecture = load_architecture(device.architecture)
         self.reach = achievable(device)
         self.machine = Machine(
             num_sms=float(device.num_sms),
@@ -158,7 +153,7 @@ class _Operators:
             floor_s=self.reach.floor_s,
         )
         self.warnings: dict[str, None] = {}
-        if device.architecture not in ARCHITECTURES:
+        if device.architecture not in architecture_names():
             self._warn(
                 f"nothing was measured on the architecture {device.architecture!r}: operators on {device.name} are "
                 "assumed to reach usual fractions of its peak rates, with wide intervals"
@@ -220,7 +215,7 @@ class _Operators:
             self._traffic.append((index, 0.0, 1.0, 0.0, grouped.starts_s(op)))
             return
         experts, rows, n, k = grouped_gemm_dims(op)
-        per_expert = rows / experts + (EXPERT_TILE if self.device.architecture == "tpu" else 0.0)
+        per_expert = rows / experts + self.architecture.expert_tile
         dims = (experts, k, n, per_expert) if grouped.makes_weights(op) else (experts, per_expert, n, k)
         self._add_gemm(index, op, dims, GROUPED_SHARE if self.reach.graphics else STATIC_SHARE)
 
@@ -275,9 +270,9 @@ class _Operators:
         # Backward makes five products where forward makes two.
         passes = batch * heads * (2.5 if backward else 1.0)
         seen = keys * attention_fraction(op)
-        dims = dims_qk + dims_v
-        if self.device.architecture == "tpu":
-            dims = sum(math.ceil(each / LANES) * LANES for each in (dims_qk, dims_v))
+        dims, lanes = dims_qk + dims_v, self.architecture.lanes
+        if lanes > 1:
+            dims = sum(math.ceil(each / lanes) * lanes for each in (dims_qk, dims_v))
         self._attentions.append((index, passes, queries, seen, dims, rate, op.nbytes))
 
     def _add_traffic(self, index: int, op: Operator) -> None:
@@ -323,8 +318,9 @@ class _Operators:
 def attention_share(op: Operator, device: Device) -> float:
     """The fraction of the speed of the device's best kernels that ``op``, a part of attention, reaches."""
     kernel = op.attributes.get("kernel")
-    if kernel in OLDER_ATTENTION:
-        return OLDER_ATTENTION[str(kernel)].get(device.architecture, 1.0)
+    older = load_architecture(device.architecture).older_attention
+    if kernel in older:
+        return older[str(kernel)]
     if kernel == "unaligned":
         dtype = device.computes_in(op.inputs[0].dtype.value)
         best = achievable(device).gemm_fraction(dtype) * device.peak(dtype)

@@ -8,7 +8,7 @@ from typing import Final
 
 from traincast.cluster import Cluster, find_calibrated
 from traincast.strategy import Request
-from traincast.strategy.model_kind import kind_of_model
+from traincast.strategy.model_kind import model_kind
 
 _SAME_NETWORK: Final = 2.0
 """Ratio of the bandwidths between nodes, per device, up to which a calibration of one tells something of the other."""
@@ -42,7 +42,7 @@ def calibrated_by(request: Request) -> str:
 def _calibrated(request: Request) -> Cluster | None:
     """Return the calibrated cluster most like that of ``request``; ``None`` if the best one has another network."""
     cluster = request.cluster
-    known = find_calibrated(cluster, request.runtime.name, models=kind_of_model(request.graph))
+    known = find_calibrated(cluster, request.runtime.name, models=model_kind(request.graph))
     if known is None or cluster.num_nodes == 1:
         return known
     own, other = (p.nics_per_node * p.inter_node.bandwidth / p.devices_per_node for p in (cluster, known))

@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from traincast.cluster.architecture import load_architecture
 from traincast.errors import UnknownNameError
 from traincast.graph import DType
 from traincast.measured.models import DIMENSIONS, dimensions_of
 from traincast.measured.run import Reading
 from traincast.measured.spellings import precision_name, recompute_name, schedule_of
 from traincast.strategy import Request, find_runtime, load_precision
-from traincast.strategy.choose import MAKERS
 from traincast.tables import Row, RowError, flag, number, text
 
 _ROUNDED: Final = 0.02
@@ -121,7 +121,7 @@ def _names(row: Row, request: Request) -> dict[str, tuple[object, object]]:
         found["schedule"] = (schedule_of(row), strategy.schedule)
     if strategy.tp > 1 and (stated := flag(row, "sp")) is not None:
         found["sp"] = (str(stated), str(strategy.sequence_parallel))
-    if request.cluster.device.architecture not in MAKERS:  # whose runtimes stand for every framework
+    if not load_architecture(request.cluster.device.architecture).runtime:  # whose runtimes stand for every framework
         found["framework"] = (_program(text(row, "framework")), request.runtime.name.partition("-")[0])
     return found
 

@@ -14,7 +14,7 @@ import math
 from typing import Final, Literal, TypeAlias
 
 from traincast.graph import OperatorGraph, OpKind
-from traincast.strategy.model_kind import kind_of_model
+from traincast.strategy.model_kind import model_kind
 from traincast.strategy.releases import has_experts
 
 StepKind: TypeAlias = Literal["language", "strained", "experts", "images", "other"]
@@ -44,7 +44,7 @@ def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
     """
     if has_experts(graph):
         return "experts"
-    reads = kind_of_model(graph)
+    reads = model_kind(graph)
     if reads == "images":
         return "images"
     causal = any(op.kind is OpKind.ATTENTION and op.attributes.get("causal") for op in graph.operators)

@@ -14,7 +14,8 @@ from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import SERVER_STEPS, run_servers
 from traincast.strategy import Lowered, Mesh, Request
 from traincast.strategy.prepare import exchanged_parts
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.servers.setup import Piece, setup_on
 from traincast.strategy.uneven import prepared_for
 from traincast.work import Work

@@ -23,7 +23,8 @@ from traincast.simulate.timeline import Timeline
 from traincast.strategy.mesh import Group, Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Segment, Stream
 from traincast.strategy.plan_builder import Grain
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.servers.tasks import Piece, ServerRole, ServerSetup, ServerTasks
 from traincast.work import HostUpdate, Transfer, Work
 

@@ -14,6 +14,7 @@ from itertools import chain, product
 from typing import Final, Literal
 
 from traincast.cluster import Cluster
+from traincast.cluster.architecture import load_architecture
 from traincast.errors import StrategyError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy.memory.fits import MemoryNeed
@@ -38,9 +39,6 @@ _RECOMPUTED: Final = {
 }
 """Rough compute with a recomputation, over that without."""
 _OFFLOADS: Final[tuple[tuple[Offload, ...], ...]] = ((), ("optimizer",), ("activations",), ("optimizer", "activations"))
-
-MAKERS: Final = {"neuron": "neuronx", "gaudi": "optimum-habana", "tpu": "maxtext"}
-"""Runtimes that stand for every framework on an architecture: frameworks run there on the maker's own compiler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,8 +339,9 @@ def usual_runtime(graph: OperatorGraph, cluster: Cluster) -> str:
 
 def _usual_runtime(graph: OperatorGraph, cluster: Cluster) -> tuple[str, str]:
     """The default runtime, and the trait of the model that it was chosen for; empty for ordinary training."""
-    if cluster.device.architecture in MAKERS:
-        return MAKERS[cluster.device.architecture], ""
+    of_maker = load_architecture(cluster.device.architecture).runtime
+    if of_maker:
+        return of_maker, ""
     if not graph.tokens_per_sample:
         return "pytorch", ""
     known = cluster.calibration

@@ -23,10 +23,11 @@ from traincast.strategy.memory.peak import Memory
 from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, chunks_of, memory_by_stage, prepare
-from traincast.strategy.program.block import Behind, BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
 from traincast.strategy.program.host_work import sample_launches
+from traincast.strategy.program.item import Behind, Item
 from traincast.strategy.schedules import Pass, load_schedule
-from traincast.strategy.template import Issue, Piece, WorkRun
+from traincast.strategy.template import Issue, SlotPart, WorkRun
 from traincast.strategy.variants import Variants
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
@@ -74,7 +75,7 @@ class Layout:
         codes = ((slots.piece * len(Pass) + slots.what) * 2 + syncs) * 2 + slots.first
         used, number = np.unique(codes, return_inverse=True)
         templates = np.array([self._template(out, int(code)) for code in used], dtype=np.int64)
-        finishing = {stage: out.template(pieces, Category.OPTIMIZER, "optimizer") for stage, pieces in self._ends()}
+        finishing = {stage: out.template(parts, Category.OPTIMIZER, "optimizer") for stage, parts in self._ends()}
         sends = slots.link >= 0
         links, which = np.unique(
             np.stack([slots.way, slots.link, slots.what != Pass.FORWARD])[:, sends], axis=1, return_inverse=True
@@ -137,8 +138,8 @@ class Layout:
         strategy = self.request.strategy
         return strategy.zero == 2 or strategy.sync_each or (strategy.zero == 3 and strategy.reshard)
 
-    def _ends(self) -> list[tuple[int, list[Piece]]]:
-        return [(stage, pieces) for stage in range(self.request.strategy.pp) if (pieces := self.finish(stage))]
+    def _ends(self) -> list[tuple[int, list[SlotPart]]]:
+        return [(stage, parts) for stage in range(self.request.strategy.pp) if (parts := self.finish(stage))]
 
     def _send(self, out: PlanBuilder, way: int, piece: int, backward: int) -> int:
         work = self.transfer(way, piece, backward=bool(backward))
@@ -159,11 +160,11 @@ class Layout:
         to_stage = (route[piece][0] if backward else route[piece + 1][0]) if mesh.mixed else -1
         return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing, to_stage=to_stage)
 
-    def slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+    def slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[SlotPart]:
         """The works of a slot in order; ``sync``: it exchanges gradients; ``first``: it is the first microbatch."""
-        return self._with_slot_launches(self._pieces(piece, what, sync=sync, first=first))
+        return self._with_slot_launches(self._slot(piece, what, sync=sync, first=first))
 
-    def _pieces(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+    def _slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[SlotPart]:
         """The works of a slot, and the parameters and gradients that are sent meanwhile."""
         programs = [self.prepared.programs[b] for b in self._blocks(piece, what)]
         if self.request.strategy.zero == 3 and self.exchange.needed:
@@ -179,7 +180,7 @@ class Layout:
             return [WorkRun(parts=parts)]
         if self.request.runtime.exchange.bucket_cut == "parameter":
             return self._slowed(self._by_parameter(programs, what))
-        pieces: list[Piece] = []
+        slot: list[SlotPart] = []
         pending: list[tuple[Item, ...]] = []
         dense = experts = 0.0
         sent: dict[tuple[float, float], list[Issue]] = {}
@@ -189,21 +190,21 @@ class Layout:
             full = self.prepared.precision.gradient_bytes(dense + experts) >= self.request.runtime.exchange.bucket_bytes
             if dense + experts and (full or number == len(programs) - 1):
                 squeezed = tuple(self._squeezed(dense + experts))
-                pieces += [WorkRun(parts=[*pending, squeezed] if squeezed else pending)]
+                slot += [WorkRun(parts=[*pending, squeezed] if squeezed else pending)]
                 if (dense, experts) not in sent:
                     sent[dense, experts] = exchange.gradients(dense, experts)
-                pieces += sent[dense, experts]
+                slot += sent[dense, experts]
                 pending, dense, experts = [], 0.0, 0.0
         if any(pending):
-            pieces.append(WorkRun(parts=pending))
-        return self._slowed(pieces)
+            slot.append(WorkRun(parts=pending))
+        return self._slowed(slot)
 
     def _blocks(self, piece: int, what: Pass) -> tuple[int, ...]:
         """The blocks of a piece in the order in which a pass runs them."""
         blocks = self.prepared.pieces[piece].blocks
         return blocks if what is Pass.FORWARD else tuple(reversed(blocks))
 
-    def _by_parameter(self, programs: list[BlockProgram], what: Pass) -> list[Piece]:
+    def _by_parameter(self, programs: list[BlockProgram], what: Pass) -> list[SlotPart]:
         """A backward pass whose buckets close between two parameters."""
         runtime, exchange = self.request.runtime, self.exchange
         buckets = cut_buckets(
@@ -213,13 +214,13 @@ class Layout:
             first=runtime.exchange.first_bucket_bytes or runtime.exchange.bucket_bytes,
             others=runtime.exchange.bucket_bytes,
         )
-        pieces: list[Piece] = []
+        slot: list[SlotPart] = []
         for bucket in buckets:
             squeezed = tuple(self._squeezed(bucket.share.total)) if bucket.share.total else ()
-            pieces.append(WorkRun(parts=[*bucket.parts, squeezed] if squeezed else bucket.parts))
+            slot.append(WorkRun(parts=[*bucket.parts, squeezed] if squeezed else bucket.parts))
             if bucket.share.total:
-                pieces += exchange.gradients(*bucket.share)
-        return pieces
+                slot += exchange.gradients(*bucket.share)
+        return slot
 
     @property
     def exchange(self) -> Exchange:
@@ -231,20 +232,20 @@ class Layout:
             precision=self.prepared.precision,
         )
 
-    def _slowed(self, pieces: list[Piece]) -> list[Piece]:
+    def _slowed(self, slot: list[SlotPart]) -> list[SlotPart]:
         """Adds to each run of works its slowdown by traffic that was issued just before and runs at the same time."""
         slowdown = self.request.cluster.interference
-        result: list[Piece] = []
+        result: list[SlotPart] = []
         running: list[Issue] = []
         gathers = 0
-        for piece in pieces:
-            if isinstance(piece, Issue):
-                running.append(piece)
-                result.append(piece)
-                gathers += piece.gather
+        for each in slot:
+            if isinstance(each, Issue):
+                running.append(each)
+                result.append(each)
+                gathers += each.gather
                 continue
-            works = tuple(item.work for part in piece.parts for item in part if isinstance(item.work, Operator))
-            awaited = 0 if piece.wait is None else piece.wait + 1
+            works = tuple(item.work for part in each.parts for item in part if isinstance(item.work, Operator))
+            awaited = 0 if each.wait is None else each.wait + 1
             done = awaited - (gathers - sum(issue.gather for issue in running))  # gathers that must have ended by now
             beside = [issue for issue in running if not issue.gather or (done := done - 1) < 0]
             extra = tuple(
@@ -257,21 +258,21 @@ class Layout:
                 for issue in beside
                 if works and slowdown > 0.0
             )
-            result.append(replace(piece, parts=[*piece.parts, extra]) if extra else piece)
+            result.append(replace(each, parts=[*each.parts, extra]) if extra else each)
             running = []
         return result
 
-    def _with_slot_launches(self, pieces: list[Piece]) -> list[Piece]:
+    def _with_slot_launches(self, slot: list[SlotPart]) -> list[SlotPart]:
         """Makes the first work of a slot wait for the host's work once per microbatch and pass."""
         extra = Launch(blocks=self.request.runtime.launches.microbatch)
-        for n, piece in enumerate(pieces):
-            if extra.blocks and isinstance(piece, WorkRun) and piece.parts and piece.parts[0]:
-                first, *rest = piece.parts[0]
+        for n, each in enumerate(slot):
+            if extra.blocks and isinstance(each, WorkRun) and each.parts and each.parts[0]:
+                first, *rest = each.parts[0]
                 begun = (replace(first, launches=first.launches + extra), *rest)
-                return [*pieces[:n], replace(piece, parts=[begun, *piece.parts[1:]]), *pieces[n + 1 :]]
-        return pieces
+                return [*slot[:n], replace(each, parts=[begun, *each.parts[1:]]), *slot[n + 1 :]]
+        return slot
 
-    def _sharded_in_line(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+    def _sharded_in_line(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[SlotPart]:
         """ZeRO-3 / FSDP whose compute waits for every gather and every reduction."""
         request, graph = self.request, self.request.graph
         blocks = self._blocks(piece, what)
@@ -287,7 +288,7 @@ class Layout:
         )
         return [shards.run(what, gathers=self._gathers(what, first=first), reduces=sync)]
 
-    def _sharded(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+    def _sharded(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[SlotPart]:
         """ZeRO-3 / FSDP: gathers a block's parameters ahead of its use, and reduces its gradients afterwards."""
         programs = [self.prepared.programs[b] for b in self._blocks(piece, what)]
         needed, prefetch = self._gathers(what, first=first), self._prefetch
@@ -298,19 +299,19 @@ class Layout:
         reduced = {key: exchange.gradients(p.dense_parameters, p.expert_parameters) for key, p in distinct.items()}
         gathers = [gathered[id(p)] for p in programs]
         starts = list(accumulate((len(g) for g in gathers), initial=0))
-        pieces: list[Piece] = [issue for group in gathers[: 1 + prefetch] for issue in group]
+        slot: list[SlotPart] = [issue for group in gathers[: 1 + prefetch] for issue in group]
         for n, program in enumerate(programs):
             items = program.items(what)
             reduces = sync and program.num_parameters > 0
             squeezed = tuple(self._squeezed(program.num_parameters)) if reduces else ()
             if items:
                 wait = starts[n + 1] - 1 if gathers[n] else None
-                pieces.append(WorkRun(parts=[items, squeezed] if squeezed else [items], wait=wait))
+                slot.append(WorkRun(parts=[items, squeezed] if squeezed else [items], wait=wait))
             if n + 1 + prefetch < len(programs):
-                pieces += gathers[n + 1 + prefetch]
+                slot += gathers[n + 1 + prefetch]
             if reduces:
-                pieces += reduced[id(program)]
-        return pieces
+                slot += reduced[id(program)]
+        return slot
 
     def _gathers(self, what: Pass, *, first: bool) -> bool:
         """Whether a pass gathers sharded parameters; without resharding, only the first forward does."""
@@ -327,7 +328,7 @@ class Layout:
         """Compresses gradients before their exchange. They are expanded after each exchange, or once at the end."""
         return self.exchange.squeezed(parameters) if self.syncs_always else self.exchange.squeeze(parameters)
 
-    def finish(self, stage: int) -> list[Piece]:
+    def finish(self, stage: int) -> list[SlotPart]:
         """The part of the gradient exchange that did not overlap, then the optimizer, then ZeRO's parameter gather."""
         request = self.request
         programs = [program for chunk in self.prepared.held(stage) for program in chunk]

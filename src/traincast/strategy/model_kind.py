@@ -22,7 +22,7 @@ _PLANE: Final = 4
 
 
 @lru_cache(maxsize=256)
-def kind_of_model(graph: OperatorGraph) -> ModelKind:
+def model_kind(graph: OperatorGraph) -> ModelKind:
     """Returns the kind of the model that ``graph`` trains."""
     total = images = 0.0
     for block in graph.blocks:

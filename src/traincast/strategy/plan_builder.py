@@ -11,7 +11,7 @@ import numpy.typing as npt
 from traincast.strategy.costs import starts_of
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Ints, Overlap, Plan, Segment, Stream
-from traincast.strategy.program.block import Item
+from traincast.strategy.program.item import Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.template import Template, TemplateMaker, WorkRun
 from traincast.work import Collective, HostCopy, Launch, Work

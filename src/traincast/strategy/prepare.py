@@ -20,12 +20,12 @@ from traincast.strategy.memory.peak import Memory, memory_of, runs_ahead
 from traincast.strategy.memory.timeline import Holder, Moment, holders, memory_timeline
 from traincast.strategy.mesh import Axis, Group, Mesh, Span, workers_of
 from traincast.strategy.program.autocast import autocast
-from traincast.strategy.program.block import BlockProgram
-from traincast.strategy.program.builder import ProgramBuilder
+from traincast.strategy.program.block import BlockProgram, block_program
 from traincast.strategy.program.embedding_tables import TableSharing, check_tables, table_spans
 from traincast.strategy.program.experts import BatchOverlap, Region, check_experts, find_regions, overlap_of_batches
 from traincast.strategy.program.fusion import fuse
 from traincast.strategy.program.precision import Precision
+from traincast.strategy.program.sharded_model import ShardedModel
 from traincast.strategy.program.sharding import Sharding, check_shardable, find_sharding
 from traincast.strategy.program.written_out import write_out
 from traincast.strategy.runtime import Runtime
@@ -108,10 +108,10 @@ def prepare(request: Request) -> Prepared:
     mesh = Mesh.of(strategy, request.cluster)
     precision = kept_precision(request)
     micro_batch = strategy.micro_batch(request.global_batch)
-    builder, programs = programs_of(request, mesh)
+    model, programs = programs_of(request, mesh)
     slots = skeleton(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy))
-    weights = rough_seconds(request.cluster.device, programs[: len(builder.graph.blocks)])
-    pieces = cut_pieces(request, builder, programs, len(slots.routes[0]), weights)
+    weights = rough_seconds(request.cluster.device, programs[: len(model.graph.blocks)])
+    pieces = cut_pieces(request, model, programs, len(slots.routes[0]), weights)
     return Prepared(
         mesh=mesh,
         precision=precision,
@@ -132,13 +132,13 @@ def kept_precision(request: Request) -> Precision:
     return precision
 
 
-def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
-    """The program of each block, and the builder that made them; cached.
+def programs_of(request: Request, mesh: Mesh) -> tuple[ShardedModel, tuple[BlockProgram, ...]]:
+    """The program of each block, and the sharded model that they are made from; cached.
 
     If only every n-th layer is recomputed, the programs of all blocks are followed by those of the repeated blocks
     without recomputation.
     """
-    builder, programs = _programs(
+    model, programs = _programs(
         request.graph,
         _of_programs(request.strategy),
         request.runtime,
@@ -152,8 +152,8 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
     if request.strategy.recompute_every > 1:
         kept = replace(request, strategy=replace(request.strategy, recompute="none", recompute_every=1))
         _, others = programs_of(kept, mesh)
-        return builder, (*programs, *(others[number] for number in _repeated(builder)))
-    return builder, programs
+        return model, (*programs, *(others[number] for number in _repeated(model)))
+    return model, programs
 
 
 def layers_of(graph: OperatorGraph) -> int:
@@ -164,8 +164,8 @@ def layers_of(graph: OperatorGraph) -> int:
     return sum(block.count for block, r in zip(graph.blocks, repeated, strict=True) if r or not mostly)
 
 
-def _repeated(builder: ProgramBuilder) -> list[int]:
-    return [number for number, block in enumerate(builder.graph.blocks) if block.repeated]
+def _repeated(model: ShardedModel) -> list[int]:
+    return [number for number, block in enumerate(model.graph.blocks) if block.repeated]
 
 
 def chunks_of(strategy: Strategy) -> int:
@@ -181,23 +181,23 @@ def chunks_of(strategy: Strategy) -> int:
 
 def cut_pieces(
     request: Request,
-    builder: ProgramBuilder,
+    model: ShardedModel,
     programs: tuple[BlockProgram, ...],
     num_pieces: int,
     costs: Sequence[float],
 ) -> list[Stage]:
     """The pieces of the model, as indices into ``programs``; ``costs`` are relative times of its blocks."""
     cluster, strategy = request.cluster, request.strategy
-    blocks = len(builder.graph.blocks)
+    blocks = len(model.graph.blocks)
     pieces = cut_stages(
-        builder.graph,
+        model.graph,
         num_pieces,
         costs=costs,
         sends=[p.boundary_bytes / cluster.nic_bandwidth_per_device for p in programs[:blocks]],
         layers=strategy.layers,
         by_weights=request.runtime.defaults.stage_cut == "weights",
     )
-    return _some_kept(builder, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
+    return _some_kept(model, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
 
 
 _WAITED: Final[tuple[Axis, ...]] = tuple(
@@ -252,8 +252,8 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     micro_batch: int,
     interference: float,
     between_batches: BatchOverlap | None,
-) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
-    """The program of each block, and the builder that made them."""
+) -> tuple[ShardedModel, tuple[BlockProgram, ...]]:
+    """The program of each block, and the sharded model that they are made from."""
     fused, sharding = _fused(
         graph,
         fusions_of(runtime, precision),
@@ -263,7 +263,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)
-    builder = ProgramBuilder(
+    model = ShardedModel(
         graph=fused,
         sharding=sharding,
         strategy=strategy,
@@ -280,7 +280,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
             graph, _of_made(strategy), runtime, precision, spans, crowded, micro_batch, interference, between_batches
         ),
     )
-    return builder, tuple(builder.build(block) for block in fused.blocks)
+    return model, tuple(block_program(model, block) for block in fused.blocks)
 
 
 def _of_made(strategy: Strategy) -> Strategy:
@@ -290,7 +290,7 @@ def _of_made(strategy: Strategy) -> Strategy:
 
 @lru_cache(maxsize=256)
 def _made(*key: object) -> dict[tuple[Any, ...], Any]:
-    """Cache shared by all builders that produce identical works."""
+    """Cache shared by all sharded models that produce identical works."""
     return {}
 
 
@@ -303,9 +303,9 @@ def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
     return {i: region for region in regions for i in (*region.forward, *region.backward)}
 
 
-def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list[Stage]:
+def _some_kept(model: ShardedModel, pieces: list[Stage], every: int) -> list[Stage]:
     """Gives every repeated block the program without recomputation, except each n-th."""
-    kept = {number: len(builder.graph.blocks) + n for n, number in enumerate(_repeated(builder))}
+    kept = {number: len(model.graph.blocks) + n for n, number in enumerate(_repeated(model))}
     result, layer = [], 0
     for piece in pieces:
         blocks = []

@@ -141,7 +141,7 @@ def _further(graph: OperatorGraph) -> int:
 def _even(
     units: tuple[int, ...], repeated: frozenset[int], layers: int, num_chunks: int, *, tail: int = 0
 ) -> list[Stage]:
-    """Stages of equally many layers; the last has ``tail`` fewer, since as much stands behind its layers."""
+    """Stages of equally many layers; the last has ``tail`` layers fewer, because the blocks after them take as long."""
     base, extra = divmod(layers + tail, num_chunks)
     # If the layers do not divide evenly, middle stages get one more: the first and last have embedding and head.
     sizes = [base] * num_chunks

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from traincast.strategy.mesh import Group
 from traincast.strategy.plan import Category, Stream
-from traincast.strategy.program.block import Item
+from traincast.strategy.program.item import Item
 from traincast.strategy.runtime import Runtime
 from traincast.work import Launch, Work
 
@@ -40,20 +40,21 @@ class Issue:
     gather: bool = False
 
 
-Piece: TypeAlias = WorkRun | Issue
+SlotPart: TypeAlias = WorkRun | Issue
+"""A slot is a list of these, in the order in which the host launches them."""
 
 
-def running(pieces: Sequence[Piece], name: str) -> list[Piece]:
-    """The pieces of a slot that run anything; a slot without works gets an idle run, labelled ``name``."""
-    found = [piece for piece in pieces if isinstance(piece, Issue) or any(piece.parts)]
-    if all(isinstance(piece, Issue) for piece in found):  # a stage may have nothing to run in one half of a backward
+def running(slot: Sequence[SlotPart], name: str) -> list[SlotPart]:
+    """The parts of a slot that run anything; a slot without works gets an idle run, labelled ``name``."""
+    found = [each for each in slot if isinstance(each, Issue) or any(each.parts)]
+    if all(isinstance(each, Issue) for each in found):  # a stage may have nothing to run in one half of a backward
         found.append(WorkRun(parts=[(Item(work=Launch(), launches=Launch(), label=name),)]))
     return found
 
 
-def shape_of(piece: Piece) -> bool | tuple[int | None, bool]:
-    """What the tasks of a piece depend on: pieces of the same shape have the same lanes and edges."""
-    return piece.gather if isinstance(piece, Issue) else (piece.wait, piece.between_replicas)
+def shape_of(part: SlotPart) -> bool | tuple[int | None, bool]:
+    """What the tasks of a slot's part depend on: parts of the same shape have the same lanes and edges."""
+    return part.gather if isinstance(part, Issue) else (part.wait, part.between_replicas)
 
 
 @dataclass(slots=True)
@@ -112,17 +113,17 @@ class TemplateMaker(ABC):
     def label(self, text: str) -> int:
         """The number of a label."""
 
-    def template(self, pieces: Sequence[Piece], kind: Category, name: str) -> int:
-        """Lay out the pieces of a slot, whose runs are labelled ``name``; returns the number of the template."""
+    def template(self, slot: Sequence[SlotPart], kind: Category, name: str) -> int:
+        """Lay out the parts of a slot, whose runs are labelled ``name``; returns the number of the template."""
         template = Template()
         gathers: list[int] = []
-        for piece in running(pieces, name):
-            if isinstance(piece, Issue):
-                (gathers if piece.gather else template.issued).append(self._issue(template, piece))
+        for each in running(slot, name):
+            if isinstance(each, Issue):
+                (gathers if each.gather else template.issued).append(self._issue(template, each))
                 continue
-            start = self._run(template, piece, int(kind), name)
-            if piece.wait is not None:
-                template.edges.append((start, gathers[piece.wait]))
+            start = self._run(template, each, int(kind), name)
+            if each.wait is not None:
+                template.edges.append((start, gathers[each.wait]))
         return self._keep(template)
 
     def send(self, work: Work, *, backward: bool, paired: bool) -> int:

@@ -221,7 +221,7 @@ def _with_nics(kind: Cluster, end: _End, bandwidth: float, links: _Links) -> Clu
 
 
 def _as_done(work: Work, kind: Cluster, links: _Links) -> tuple[Work, Cluster]:
-    """A marked work as a rank on a node of ``kind`` does it over ``links``, and the cluster that it is estimated on."""
+    """A marked work for a rank on a node of ``kind`` that uses ``links``, and the cluster to estimate it on."""
     if isinstance(work, Collective):
         return _collective(work, kind, links)
     assert isinstance(work, Transfer)
@@ -243,7 +243,7 @@ def _transfer(work: Transfer, kind: Cluster, links: _Links) -> tuple[Transfer, C
     return replace(work, crosses_nodes=True, sharing=end.sharing, to_stage=-1), cluster
 
 
-def plain(works: Sequence[Work]) -> list[Work]:
+def unmarked(works: Sequence[Work]) -> list[Work]:
     """``works`` without the marks of a mixed cluster, as cost models know them."""
     return [
         replace(work, axes=()) if isinstance(work, Collective) and work.axes

@@ -6,12 +6,11 @@ from functools import cache
 
 import pytest
 
+from traincast import Request, ResourceUse
 from traincast.fitting.inspector.fit import examples_of, types_of
 from traincast.fitting.inspector.runs import ObservedRun, request_of
 from traincast.fitting.inspector.train import RunExamples
-from traincast.resources.bursts import ResourceUse
 from traincast.resources.inspector.grouping import Grouping
-from traincast.strategy import Request
 
 MODELS = ("resnet18", "vgg11", "squeezenet", "gpt2", "bert-base", "alexnet")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.graph.load import load_model
+from traincast import capture
 from traincast.resources.inspector import communities as module
 from traincast.resources.inspector.amounts import amounts_of
 from traincast.resources.inspector.communities import Ints, communities, components
@@ -23,7 +23,7 @@ def parts_inside(edges: Ints, member: Ints, vertices: int) -> int:
 @pytest.mark.parametrize("model", ["resnet50", "llama3-8b", "densenet121", "dlrm-small"])
 @pytest.mark.parametrize("groups", [1, 8, 40])
 def test_communities_of_models_are_connected_and_none_is_empty(model: str, groups: int) -> None:
-    amounts = amounts_of(load_model(model))
+    amounts = amounts_of(capture(model))
     member = communities(amounts.edges, vertices=amounts.operators, groups=groups)
     assert sorted(set(member.tolist())) == list(range(groups))
     assert parts_inside(amounts.edges, member, amounts.operators) == groups
@@ -62,7 +62,7 @@ def test_as_many_groups_as_vertices_leave_every_vertex_alone() -> None:
 
 
 def test_the_compiled_loop_gives_the_same_communities() -> None:
-    amounts = amounts_of(load_model("resnet18"))
+    amounts = amounts_of(capture("resnet18"))
     start, near = module._neighbours(module._joined(amounts.edges, amounts.operators), amounts.operators)
     label = np.full(amounts.operators, -1, dtype=np.int64)
     label[[0, 50, 100, 150, 200]] = np.arange(5)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.resources.inspector.conftest import request_for
-from traincast.errors import RequestError
+from traincast import RequestError, capture
 from traincast.graph import Phase
-from traincast.graph.load import load_model
 from traincast.resources.inspector.amounts import PHASES, amounts_of, type_weights, weights_of
 from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs, inputs_of
 from traincast.resources.inspector.grouping import Grouping, batches_by_size, group
@@ -24,7 +23,7 @@ def inputs_for(groups: int, **changes: object) -> Inputs:
 
 @pytest.mark.parametrize("model", ["resnet18", "gpt2", "vgg11"])
 def test_amounts_add_up_to_those_of_the_graph(model: str) -> None:
-    graph = load_model(model)
+    graph = capture(model)
     amounts = amounts_of(graph)
     assert (amounts.count * amounts.flops.sum(axis=0)).sum() == pytest.approx(graph.flops(), rel=1e-9)
     updated = (amounts.count * amounts.parameter_bytes).sum() / 4
@@ -32,7 +31,7 @@ def test_amounts_add_up_to_those_of_the_graph(model: str) -> None:
 
 
 def test_every_update_follows_an_operator_of_backward() -> None:
-    amounts = amounts_of(load_model("resnet18"))
+    amounts = amounts_of(capture("resnet18"))
     update = amounts.phase == PHASES.index(Phase.OPTIMIZER)
     before = {int(target): int(source) for source, target in amounts.edges if update[target]}
     assert set(before) == set(np.flatnonzero(update).tolist())
@@ -40,7 +39,7 @@ def test_every_update_follows_an_operator_of_backward() -> None:
 
 
 def test_frequent_types_weigh_less_and_unknown_types_most() -> None:
-    weights = type_weights([amounts_of(load_model("resnet18"))])
+    weights = type_weights([amounts_of(capture("resnet18"))])
     assert weights["forward batch_norm"] < weights["forward pool"]
     known, unknown = weights_of(["forward pool", "forward scan"], weights)
     assert unknown > max(weights.values()) >= known
@@ -83,7 +82,7 @@ def test_figures_are_measured_by_seconds_at_peak_rates() -> None:
 
 
 def test_rows_of_an_adjacency_add_up_to_one() -> None:
-    found = group(amounts_of(load_model("gpt2")), 12)
+    found = group(amounts_of(capture("gpt2")), 12)
     assert found.adjacency.sum(axis=1) == pytest.approx(1.0)
     assert (np.diag(found.adjacency) > 0.0).all()
 

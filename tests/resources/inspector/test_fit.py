@@ -12,12 +12,11 @@ import pytest
 
 from tests.resources.inspector.conftest import MODELS, request_for, toy_runs
 from tests.resources.told import told
+from traincast import FileFormatError, RequestError, learned_cost_model, simulate_resources
 from traincast.engines import local_engine
-from traincast.errors import FileFormatError, RequestError
-from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import load_bundle, save_bundle
 from traincast.fitting.inspector.fit import ResourceFit, default_shape, family_of, fit_resources, folds
-from traincast.fitting.inspector.make import DRIPLE, drawn, simulate_resources, simulated_row, simulated_uses
+from traincast.fitting.inspector.make import DRIPLE, drawn, simulated_row, simulated_uses
 from traincast.fitting.inspector.runs import COLUMNS, cluster_of, read_runs, use_columns, write_runs
 from traincast.fitting.inspector.train import InspectorTraining
 from traincast.resources.inspector.bundle import expected_sizes, inspector_path, load_inspector, save_inspector

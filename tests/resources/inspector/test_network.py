@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.errors import RequestError
+from traincast import RequestError
 from traincast.fitting.inspector.fit import default_shape, predictions
 from traincast.fitting.inspector.train import InspectorTraining, RunExamples, train
 from traincast.resources.inspector.evaluate import InspectorShape, TrainedInspector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.resources.bursts import ResourceUse
+from traincast import ResourceUse
 from traincast.resources.inspector.targets import (
     PATTERNS,
     TARGETS,

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
+from traincast.cluster.architecture import load_architecture
 from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops, nics_of_group
 from traincast.cluster.torus import box_of, torus_bandwidth, torus_exchange_bandwidth
 from traincast.work import Collective, CollectiveKind, Transfer
@@ -119,8 +120,6 @@ PROTOCOLS: Final = {
 }
 """LL flags every 8 bytes, LL128 every 128; Simple synchronises per chunk. Fitted on NCCL 2.23–2.29, one node."""
 
-OVERHEAD: Final = {"hopper": 0.7}
-"""Times to begin and latencies inside a node over those above, by architecture; 1 where absent."""
 INTRA_RAMP_S: Final = 2.8e-6
 INTER_RAMP_S: Final = 10e-6
 """Seconds of traffic lost while links fill, as in :func:`traincast.estimate.operators.roofline.memory_seconds`."""
@@ -132,7 +131,6 @@ NIC_SHARE: Final = 0.95
 """Share of the NICs' bandwidth that rings and trees reach between nodes."""
 MULTICAST_SHARE: Final = 0.64
 """Bytes/s that each rank feeds to reductions in the switch, over what a ring reaches."""
-MULTICAST_ARCHITECTURES: Final = frozenset({"hopper", "blackwell", "blackwell-ultra"})
 MESSAGE_S: Final = 5e-6
 """Seconds to begin a send and its receive."""
 MESSAGE_LINK_SHARE: Final = 0.80
@@ -199,7 +197,7 @@ def _path(work: Collective, cluster: Cluster, link_share: float, nic_share: floa
     nics = nic_bandwidth(cluster, nodes, ranks_per_node=per_node, sharing=work.sharing)
     inter = nic_share * nics * (nodes / islands)
     inter_latency = cluster.inter_node.latency_s * hops(cluster, nodes)
-    intra_latency = cluster.intra_node.latency_s * OVERHEAD.get(cluster.device.architecture, 1.0)
+    intra_latency = cluster.intra_node.latency_s * load_architecture(cluster.device.architecture).collective_overhead
     return ranks, islands, per_island, intra, inter, intra_latency, inter_latency
 
 
@@ -297,7 +295,7 @@ CHOICES: Final[dict[CollectiveKind, tuple[Callable[[Paths, Protocol, CollectiveK
 def collective_seconds(works: Sequence[Collective], cluster: Cluster) -> Column:
     """Seconds of each collective: the fastest algorithm and protocol of those that NCCL would try."""
     seconds = np.zeros(len(works))
-    overhead = OVERHEAD.get(cluster.device.architecture, 1.0)
+    overhead = load_architecture(cluster.device.architecture).collective_overhead
     for kind, choices in CHOICES.items():
         where = np.array([i for i, work in enumerate(works) if work.kind == kind], dtype=np.intp)
         if not where.size:
@@ -343,7 +341,7 @@ def _protocols(in_switch: bool, cluster: Cluster) -> tuple[Protocol, ...]:
     """Protocols to try; reductions in the switch know one, where the switch can reduce at all."""
     if not in_switch:
         return tuple(PROTOCOLS.values())
-    able = cluster.intra_topology == "nvswitch" and cluster.device.architecture in MULTICAST_ARCHITECTURES
+    able = cluster.intra_topology == "nvswitch" and load_architecture(cluster.device.architecture).multicast
     return (PROTOCOLS["simple"],) if able else ()
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from traincast.cluster.architecture import load_architecture
 from traincast.errors import FileFormatError
 from traincast.estimate.collectives.features import Condition, Route
 
@@ -54,11 +55,6 @@ _TRANSPORTS: Final = (
     (r"ethernet|tcp", "tcp"),
 )
 _OFFLOADED: Final = frozenset({"infiniband", "roce", "omni-path", "slingshot"})
-_ERAS: Final = {
-    **dict.fromkeys(("kepler", "maxwell", "pascal"), "before 2017"),
-    **dict.fromkeys(("volta", "turing", "gcn5"), "2017"),
-    **dict.fromkeys(("blackwell", "blackwell-ultra"), "2024"),
-}
 _LIBRARIES: Final = ("NCCL", "RCCL", "oneCCL", "gloo")
 _LEAST_RATE: Final = 1e9
 _NEGLIGIBLE: Final = 1e-9
@@ -97,7 +93,7 @@ def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Col
         "offload": offload,
         "alone": "alone" if route.crosses and route.per_node == 1 else "several",
         "inside": route.inside,
-        "era": _ERAS.get(route.architecture, route.architecture),
+        "era": load_architecture(route.architecture).era or route.architecture,
         "library": words[0] if words and words[0] in _LIBRARIES else "other",
         "pair": "pair" if ranks == 2 else "many",
         "route": route.key,

@@ -18,6 +18,7 @@ import math
 from typing import Final
 
 from traincast.cluster import Device
+from traincast.cluster.architecture import load_architecture
 from traincast.estimate.operators.efficiency import achievable
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.work_amount import grouped_gemm_dims
@@ -30,7 +31,6 @@ experts costs 5 %, which a fused kernel saves. Hopper was not measured.
 """
 OLDER_SLOWDOWN: Final = {"looped": 1.03, "fused": 1.0}
 """The same up to Ampere, measured on A100."""
-_OLDER: Final = frozenset({"kepler", "maxwell", "pascal", "volta", "turing", "ampere"})
 START_S: Final = {"looped": 4.5e-6, "fused": 0.0}
 """Seconds that each expert adds."""
 _WIDE_BYTES: Final = 2.0
@@ -72,7 +72,7 @@ def as_product(op: Operator) -> Operator:
 
 def slowdown(op: Operator, device: Device) -> float:
     """c of the formula."""
-    of = OLDER_SLOWDOWN if device.architecture in _OLDER else SLOWDOWN
+    of = OLDER_SLOWDOWN if load_architecture(device.architecture).older_grouped else SLOWDOWN
     return of[str(op.attributes["kernel"])]
 
 

@@ -21,16 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device
+from traincast.cluster.architecture import load_architecture
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_GENERATIONS: Final = (
-    "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell-ultra",
-)  # fmt: skip
-"""Architectures of one maker in the order of their release: libraries change little from one to the next."""
-_MAKERS: Final = ("gcn", "cdna", "rdna")
-"""How the names of another maker's architectures begin."""
+_FAMILIES: Final = ("gcn", "cdna", "rdna")
+"""How the names of another maker's architectures begin, also of those that no file describes."""
 _SAME_CHIP: Final = 0.99
 """Kinship of two cards with the same chip: they differ in clock and memory, which the roofline knows."""
 KIN: Final = 0.9
@@ -59,11 +56,11 @@ class Covariance:
             return 1.0
         if one.architecture == other.architecture:
             return _SAME_CHIP if one.num_sms == other.num_sms else self.architecture
-        if one.architecture in _GENERATIONS and other.architecture in _GENERATIONS:
-            apart = abs(_GENERATIONS.index(one.architecture) - _GENERATIONS.index(other.architecture))
-            return max(self.strangers, self.architecture * self.generation**apart)
-        makers = [next((m for m in _MAKERS if kin.architecture.startswith(m)), "") for kin in (one, other)]
-        return self.architecture * self.generation if makers[0] and all(makers) else self.strangers
+        places = [load_architecture(kin.architecture).generation for kin in (one, other)]
+        if all(places):
+            return max(self.strangers, self.architecture * self.generation ** abs(places[0] - places[1]))
+        related = all(kin.architecture.startswith(_FAMILIES) for kin in (one, other))
+        return self.architecture * self.generation if related else self.strangers
 
 
 @dataclass(frozen=True, slots=True)

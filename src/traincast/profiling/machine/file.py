@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from traincast import files
+from traincast.cluster.architecture import architecture_names, load_architecture
 from traincast.cluster.catalog import load_cluster, load_device
 from traincast.cluster.hardware import PROCESSOR
 from traincast.cluster.match import GENERIC, find_device, own_name
@@ -15,11 +16,6 @@ from traincast.errors import FileFormatError, RequestError, TraincastError
 from traincast.estimate.operators.efficiency import INTERVALS
 from traincast.profiling.machine.figures import MachineFigures
 
-_CAPABILITIES: Final = {
-    "3": "kepler", "5": "maxwell", "6": "pascal", "7.0": "volta", "7.5": "turing", "8.0": "ampere", "8.6": "ampere",
-    "8.9": "ada", "9.0": "hopper", "10": "blackwell", "12": "blackwell",
-}  # fmt: skip
-"""Architectures by CUDA compute capability, or by its first number."""
 _REACHED: Final = INTERVALS["gemm"][0]
 """What the best timed product reaches of the rate that the file calls the peak.
 
@@ -86,7 +82,8 @@ def _device_lines(found: MachineFigures) -> list[str]:
     if found.device == "cuda":
         capability = facts["capability"]
         major = capability.partition(".")[0]
-        architecture = _CAPABILITIES.get(capability, _CAPABILITIES.get(major, "unknown"))
+        known = {text: name for name in architecture_names() for text in load_architecture(name).capabilities}
+        architecture = known.get(capability, known.get(major, "unknown"))
         vendor, watts = "gpu", 300.0
     found.assumed.append(f"tdp_w = {watts:.0f}: not measured, so energy is only an order of magnitude")
     cache = found.value("cache in effect") if found.has("cache in effect") else facts["cache_bytes"] or 1 << 20

@@ -77,7 +77,11 @@ class ServerProgram:
         return replace(self, factor=self.factor * times)
 
     def repeated(self, steps: int, *, begin_s: float, nodes: Sequence[int] = ()) -> RepeatedSteps:
-        """Some steps from ``begin_s`` on; its node n is node ``nodes[n]``, or nobody else's if there are fewer."""
+        """Return the tasks of ``steps`` steps that begin at ``begin_s``.
+
+        ``nodes[n]`` is the number of the shared node on which the program's own node n runs. A node without an entry,
+        or with a negative one, is shared with nobody.
+        """
         tasks = lay_out(self.setup, self.pieces, steps=steps)
         sides, weight = 2 * self.setup.num_nodes, tasks.use_weight.copy()
         resources: list[tuple[str, int]] = []
@@ -109,8 +113,8 @@ class ServerProgram:
 def server_program(job: ServerJob, *, step_s: float) -> ServerProgram:
     """Return the steps of a job with parameter servers as a program, stretched to a forecast of ``step_s``.
 
-    A step of the program is the mean of those of all workers. That of a forecast counts what all workers do in a
-    second; for asynchronous workers of unlike speed it is shorter.
+    The program's step is the mean step of its workers. The forecast's step is the number of workers over the steps
+    that all of them make in a second: if asynchronous workers differ in speed, it is shorter than the mean.
     """
     made = ServerProgram(setup=job.setup, pieces=_joined(job.pieces, job.setup))
     ends = ends_of_steps(job.setup, job.run).mean(axis=0)

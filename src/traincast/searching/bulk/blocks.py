@@ -18,7 +18,8 @@ import numpy.typing as npt
 from traincast.graph import Operator
 from traincast.searching.bulk.works import Works
 from traincast.strategy.costs import Composition, CostTable, ragged
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.schedules import Pass
 
 Floats = npt.NDArray[np.float64]

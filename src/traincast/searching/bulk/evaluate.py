@@ -42,10 +42,10 @@ from traincast.strategy.prepare import (
     programs_of,
 )
 from traincast.strategy.program.block import BlockProgram
-from traincast.strategy.program.builder import ProgramBuilder
 from traincast.strategy.program.embedding_tables import has_tables
 from traincast.strategy.program.experts import overlap_of_batches
 from traincast.strategy.program.precision import Precision
+from traincast.strategy.program.sharded_model import ShardedModel
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.schedules.slots import merge_compiled
@@ -96,7 +96,7 @@ class Bulk:
         self._precision = kept_precision(request)
         self._memory = MemberMemory(request, axes, self._precision, most_memory=most_memory)
         self._layers = layers_of(request.graph)
-        self._weights: dict[int, tuple[list[float], ProgramBuilder]] = {}
+        self._weights: dict[int, tuple[list[float], ShardedModel]] = {}
         self._tables: dict[int, tuple[BlockTable, tuple[BlockProgram, ...]]] = {}
         self._taken: dict[int, Floats] = {}
         self._outliner = Outliner(self.works, request.runtime)
@@ -109,7 +109,7 @@ class Bulk:
         try:
             check_request(request)
             mesh = Mesh.of(request.strategy, request.cluster)
-            builder, programs = programs_of(request, mesh)
+            model, programs = programs_of(request, mesh)
         except StrategyError:
             return None
         strategy = request.strategy
@@ -118,10 +118,10 @@ class Bulk:
             family=family,
             request=request,
             mesh=mesh,
-            builder=builder,
+            model=model,
             programs=programs,
             hiding=self._hiding(request, mesh, family),
-            rough=self._rough(request, builder, programs),
+            rough=self._rough(request, model, programs),
             busy=tuple(bool(program.items(what)) for program in programs for what in Pass),
             footprints=footprints_of(programs),
             sharings=[Sharing(*s) for s in product(self.axes.zero if replicas else (0,), self._endings(family))],
@@ -139,11 +139,11 @@ class Bulk:
                 found[way] = programs_of(replace(request, strategy=strategy), mesh)[1]
         return found
 
-    def _rough(self, request: Request, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> Sequence[float]:
+    def _rough(self, request: Request, model: ShardedModel, programs: tuple[BlockProgram, ...]) -> Sequence[float]:
         """Return the weights of blocks by which the model is cut."""
-        key = id(builder)
+        key = id(model)
         if request.strategy.pp > 1 and key not in self._weights:
-            self._weights[key] = rough_seconds(request.cluster.device, programs[: len(builder.graph.blocks)]), builder
+            self._weights[key] = rough_seconds(request.cluster.device, programs[: len(model.graph.blocks)]), model
         return self._weights[key][0] if request.strategy.pp > 1 else ()
 
     def estimate(self, entries: Iterable[EvaluatedFamily]) -> None:
@@ -153,8 +153,9 @@ class Bulk:
     def enter(self, entry: EvaluatedFamily, most_seconds: float = float("inf"), fitting: Fitting | None = None) -> bool:
         """Add the members that could take ``most_seconds`` at most, with their memory.
 
-        Those that do not fit without what this family recomputes and offloads are all that is added where ``fitting``
-        says which do. Returns whether larger micro batches are worth trying: not if nothing fits of all there is.
+        ``fitting`` says which ways to run the family fit without its recomputation and offloading: these are left out,
+        because both only cost time. Returns whether larger micro batches are worth trying: not if all members were
+        tried and none fits.
         """
         device = self._runs(entry.programs)[:, DEVICE].reshape(-1, PASSES)
         each = device[:, Pass.FORWARD] + device[:, Pass.BACKWARD]
@@ -169,7 +170,7 @@ class Bulk:
                 continue
             pieces = self._enter(entry, group, (), most_seconds)
             if pieces and balances and group[0].loops:
-                layers = balanced_layers(entry.builder.graph, pieces, each)
+                layers = balanced_layers(entry.model.graph, pieces, each)
                 if layers:
                     self._enter(entry, group, layers, most_seconds)
         seen_all = not entry.behind and not fitting
@@ -186,12 +187,12 @@ class Bulk:
         return found
 
     def bounds(self, every: Sequence[Family]) -> Floats:
-        """Seconds that no member of each family can beat: the even share of a stage in what its blocks compute.
+        """Return, for each family, seconds that no member can beat: its compute, spread evenly over the stages.
 
-        Recomputation and offloading only add to the works of the plainest family with the same mesh and micro batch,
-        whose works are all that is estimated; infinite where that one is not legal.
+        Recomputation and offloading only add works. So only the works of the family without either, with the same mesh
+        and micro batch, are estimated. The bound is infinite if that family is not legal.
         """
-        plain: dict[tuple[object, ...], tuple[ProgramBuilder, list[tuple[BlockProgram, ...]]] | None] = {}
+        simplest_of: dict[tuple[object, ...], tuple[ShardedModel, list[tuple[BlockProgram, ...]]] | None] = {}
         apart = has_tables(self.request.graph)  # the exchange of tables depends on the number of replicas
 
         def works_of(family: Family) -> tuple[object, ...]:
@@ -200,18 +201,18 @@ class Bulk:
             return (*family.works, *((family.dp,) if apart else ()), *filled)
 
         for family in every:
-            if works_of(family) not in plain:
+            if works_of(family) not in simplest_of:
                 simplest = replace(family, recompute="none", offloads_activations=False)
                 request = replace(self.request, strategy=simplest.strategy(self.request.strategy))
                 try:
                     mesh = Mesh.of(request.strategy, request.cluster)
-                    builder, programs = programs_of(request, mesh)
-                    plain[works_of(family)] = builder, [programs, *self._hiding(request, mesh, simplest).values()]
+                    model, programs = programs_of(request, mesh)
+                    simplest_of[works_of(family)] = model, [programs, *self._hiding(request, mesh, simplest).values()]
                 except StrategyError:
-                    plain[works_of(family)] = None
-        self._enter_works(programs for found in plain.values() if found for programs in found[1])
+                    simplest_of[works_of(family)] = None
+        self._enter_works(programs for found in simplest_of.values() if found for programs in found[1])
         shares: dict[tuple[object, ...], tuple[float, Floats]] = {}
-        for key, found in plain.items():
+        for key, found in simplest_of.items():
             shares[key] = self._shares(*found) if found else (float("inf"), np.zeros(0))
         bounds = []
         for family in every:
@@ -220,13 +221,13 @@ class Bulk:
             bounds.append(each * family.num_microbatches / family.degrees.pp)
         return np.array(bounds)
 
-    def _shares(self, builder: ProgramBuilder, ways: list[tuple[BlockProgram, ...]]) -> tuple[float, Floats]:
+    def _shares(self, model: ShardedModel, ways: list[tuple[BlockProgram, ...]]) -> tuple[float, Floats]:
         """Return the seconds of compute per microbatch, and those of each forward that may be recomputed.
 
         They are the least of all ``ways`` to run the blocks.
         """
         device = np.min([self._runs(programs)[:, DEVICE] for programs in ways], axis=0).reshape(-1, PASSES)
-        blocks = builder.graph.blocks
+        blocks = model.graph.blocks
         counts = np.array([block.count for block in blocks])
         layers = np.array([block.repeated for block in blocks])
         repeated = layers if layers.any() else counts > 0
@@ -285,9 +286,8 @@ class Bulk:
     def _least(self, entry: EvaluatedFamily, pieces: Blocks, group: Sequence[Way]) -> list[float]:
         """Return a lower bound of the step in seconds, for each way of a group.
 
-        A stage waits for the first microbatch, computes, and others follow it. Stage s begins when the pieces before
-        its first one have run forward. If backwards are whole, its last pass is one, after which these pieces run
-        backward.
+        A stage begins when the first microbatch has passed forward through all pieces before its own. It then computes
+        all its passes. If backwards are whole, the last microbatch must still pass backward through the same pieces.
         """
         family, stages = entry.family, entry.family.degrees.pp
         sums: dict[int, tuple[Floats, Floats]] = {}
@@ -324,7 +324,7 @@ class Bulk:
         if layers:
             request = replace(request, strategy=replace(request.strategy, layers=layers))
         try:
-            stages = cut_pieces(request, entry.builder, entry.programs, group[0].pieces, entry.rough)
+            stages = cut_pieces(request, entry.model, entry.programs, group[0].pieces, entry.rough)
         except StrategyError:
             return ()
         pieces = tuple(stage.blocks for stage in stages)

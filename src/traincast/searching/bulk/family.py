@@ -15,8 +15,8 @@ from traincast.strategy import Request, Strategy
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.prepare import Prepared
 from traincast.strategy.program.block import BlockProgram
-from traincast.strategy.program.builder import ProgramBuilder
 from traincast.strategy.program.precision import Precision
+from traincast.strategy.program.sharded_model import ShardedModel
 from traincast.strategy.stages import Stage
 from traincast.strategy.strategy import Offload
 
@@ -75,7 +75,7 @@ class EvaluatedFamily:
     family: Family
     request: Request
     mesh: Mesh
-    builder: ProgramBuilder
+    model: ShardedModel
     programs: tuple[BlockProgram, ...]
     hiding: dict[Way, tuple[BlockProgram, ...]]
     rough: Sequence[float]

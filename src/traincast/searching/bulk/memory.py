@@ -37,12 +37,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrangement:
-    """Which stage holds what: ``chunks`` says which of the ``kinds`` of pieces each chunk of each stage is.
+    """The pieces that each pipeline stage holds, and the bytes that do not depend on the schedule.
 
-    ``states`` are bytes of weights, gradients and optimizer states by ZeRO's stage, with the optimizer on the device
-    or on the host, of every stage; ``updates`` those that the host then holds; ``ahead`` marks stages whose hosts run
-    ahead of their devices. ``gradients`` and ``updated`` are the gradients and the optimizer's states among ``states``,
-    ``copies`` the copies of gradients that the update makes.
+    ``kinds`` are the distinct pieces; ``chunks[stage, chunk]`` is an index into them. The tables of bytes have the
+    axes [ZeRO stage, optimizer on the device or on the host, pipeline stage]: ``states`` are weights, gradients and
+    optimizer states together, ``gradients`` and ``updated`` the last two of these alone, ``copies`` the copies of
+    gradients that the update makes. ``updates``, with the axes [ZeRO stage, pipeline stage], are the bytes on the host
+    if the optimizer is there. ``ahead`` marks stages whose hosts run ahead of their devices.
     """
 
     kinds: Blocks
@@ -117,7 +118,7 @@ class MemberMemory:
     def _host_load(self, entry: EvaluatedFamily, way: Way, updates: Floats, leaves: Floats) -> Floats:
         """Return the need of the fullest node's host divided by its capacity; 0 if the capacity is unknown.
 
-        ``leaves`` has, by stage, chunk and pass, what is kept for backward or let go of.
+        ``leaves`` has the bytes that each pass adds to those kept for backward, by stage, chunk and pass.
         """
         cluster, strategy = self.request.cluster, entry.request.strategy
         if not cluster.host_memory_bytes:
@@ -133,8 +134,11 @@ class MemberMemory:
         return found / (HOST_SHARE * cluster.host_memory_bytes)
 
     def _held(self, entry: EvaluatedFamily, kind: tuple[int, ...]) -> Floats:
-        """Of every pass of a piece what it keeps, needs on top and leaves behind, what its collectives carry, and what
-        would be left behind if nothing were offloaded.
+        """Return bytes of activations of a piece, whose blocks are ``kind``: one row for each pass, five columns.
+
+        0: bytes kept for backward at the fullest moment of the pass. 1: working memory at that moment. 2: bytes that
+        the pass adds to those kept (negative if it frees more). 3: the largest tensor that its tensor-parallel
+        collectives carry. 4: column 2 if no activations were offloaded.
         """
         found = passes_of(entry.footprints[list(kind)], offloaded=entry.family.offloads_activations)
         whole = passes_of(entry.footprints[list(kind)], offloaded=False) if entry.family.offloads_activations else found
@@ -171,10 +175,10 @@ class MemberMemory:
         return self._arrangements[key]
 
     def _states(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
-        """Return bytes by ZeRO stage, for both places of the optimizer.
+        """Return bytes of a stage that holds ``held``: [what, ZeRO stage, optimizer on the device or on the host].
 
-        The first table has weights, gradients and optimizer states; the next two have the last two alone; the fourth
-        has copies of gradients for the update.
+        ``what`` is 0: weights, gradients and optimizer states; 1: gradients; 2: optimizer states; 3: copies of
+        gradients that the update makes.
         """
         chunks = [[entry.programs[b] for b in blocks] for blocks in held]
         table = np.empty((4, 4, 2))

@@ -24,11 +24,12 @@ from traincast.searching.bulk.works import Works
 from traincast.strategy.costs import in_line, overlap_seconds, starts_of, tail_seconds
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan import Category, Stream
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
-from traincast.strategy.template import Issue, Piece, TemplateMaker, WorkRun, running, shape_of
+from traincast.strategy.template import Issue, SlotPart, TemplateMaker, WorkRun, running, shape_of
 from traincast.work import Launch, Transfer, Work
 
 Floats = npt.NDArray[np.float64]
@@ -144,16 +145,16 @@ class _Sketcher(TemplateMaker):
         self._sizes.append(atoms)
         return 3 * len(self._sizes) - 3
 
-    def slot(self, pieces: Sequence[Piece]) -> _Sketch:
+    def slot(self, parts: Sequence[SlotPart]) -> _Sketch:
         """The sketch of a slot."""
-        found = running(pieces, _MARK)
+        found = running(parts, _MARK)
         shape = tuple(map(shape_of, found))
         tasks = self._known.get(shape)
         if tasks is None:
             tasks = self._known[shape] = self._tasks(self.template(found, Category.FORWARD, _MARK))
         else:
-            for piece in found:
-                _ = self.issued(piece) if isinstance(piece, Issue) else self.segment(piece)
+            for part in found:
+                _ = self.issued(part) if isinstance(part, Issue) else self.segment(part)
         return self._sketch(tasks)
 
     def message(self, link: int, *, backward: bool, paired: bool) -> _Sketch:

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _WARM: Final = 3
-"""Microbatches per stage after which a pipeline goes on as before; see :func:`shortened`."""
+"""Rounds after which a pipeline is taken to be full; see :func:`shortened`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,11 @@ class Slots:
 
     @classmethod
     def of(cls, slots: Skeleton) -> Slots:
-        """Those of ``slots``; codes with every microbatch's gradients exchanged, or the last one's alone."""
+        """The columns of ``slots``.
+
+        ``syncing`` has the codes of templates if every microbatch exchanges gradients, ``ending`` those if only the
+        last one does.
+        """
         base = slots.piece * PASSES + slots.what
         return cls(
             stages=len(slots.order),
@@ -74,11 +78,12 @@ def repeats(growth: Floats, busy: Floats) -> bool:
 
 
 def shortened(stages: int, microbatches: int) -> tuple[int, int]:
-    """Two numbers of microbatches that stand for many: a step grows by the same from each round of stages to the next.
+    """Two smaller numbers of microbatches, one round apart, from which the step of all ``microbatches`` follows.
 
-    Once a pipeline is full, its times repeat themselves (Heidergott et al. 2006, "Max Plus at Work", on the periodic
-    regime of such systems). So a step of m microbatches, of which as many as stages make a round, is that of fewer
-    rounds and what another round adds, as often as rounds are left out. Both are m where that is few.
+    A round is as many microbatches as there are stages. Once a pipeline is full, every further round adds the same
+    time (Heidergott et al. 2006, "Max Plus at Work", on the periodic regime of max-plus systems). So two short steps
+    are simulated, and their difference is added once for each round that was left out. If there are too few
+    microbatches to save any, both numbers are ``microbatches``.
     """
     first = microbatches - (microbatches // stages - _WARM) * stages
     return (first, first + stages) if first + stages < microbatches else (microbatches, microbatches)
@@ -87,9 +92,10 @@ def shortened(stages: int, microbatches: int) -> tuple[int, int]:
 class Timed(NamedTuple):
     """Templates of an outline with durations.
 
-    Template n moves the times from which the lanes of a stage are free: lane b is free after it at
-    max over a of ``moves[n, a, b]`` + the time at which lane a was free before. ``busy[n]`` are the seconds in which it
-    keeps host, device and data stream busy. Behind the templates there is room for each of them with each message.
+    ``moves[n]`` is the max-plus matrix of template n: if lane a of a stage is free from ``t[a]`` before the template
+    runs, lane b is free from max over a of (``t[a]`` + ``moves[n, a, b]``) after it. ``busy[n]`` are the seconds in
+    which the template keeps host, device and data stream busy. The rows after those of the templates are filled later:
+    one for each template that is followed by a message.
     """
 
     moves: Floats

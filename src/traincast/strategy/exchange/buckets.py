@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from traincast.strategy.program.block import BlockProgram, Item, Share
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item, Share
 from traincast.strategy.schedules.slots import Pass
 
 

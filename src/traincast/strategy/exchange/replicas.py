@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy.mesh import Group, Mesh
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Strategy

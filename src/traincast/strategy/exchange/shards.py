@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.strategy.exchange.replicas import Exchange
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.schedules.slots import Pass
 from traincast.strategy.template import Issue, WorkRun
 from traincast.work import Launch

@@ -1,6 +1,6 @@
 """The allocations of a training step in order, and what PyTorch's allocator reserves for them.
 
-Tensors are those of the memory model (:mod:`traincast.strategy.memory.activations`): each forward operator allocates
+Tensors are those of the memory model (:mod:`traincast.strategy.memory.footprint`): each forward operator allocates
 its results and keeps what backward needs; each backward operator allocates gradients and frees what was kept for it. If
 batches differ in length, the same sequence is run with other sizes: blocks freed by one batch may be too short for the
 next, and stay in the cache.
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from traincast.graph import Block, DType, Operator, OpKind, Phase
-from traincast.strategy.memory.activations import is_loss, kept_by, pieces_of
 from traincast.strategy.memory.allocator import CachingAllocator
+from traincast.strategy.memory.footprint import is_loss, kept_by, loss_chunks_of
 from traincast.strategy.memory.peak import sum_of_states
 from traincast.strategy.prepare import Prepared, Request, programs_of
-from traincast.strategy.program.builder import ProgramBuilder
 from traincast.strategy.program.recompute import RECOMPUTATIONS
+from traincast.strategy.program.sharded_model import ShardedModel
+from traincast.strategy.program.works import rank_operator
 
 _WHOLE: Final = 2
 """Layers at each end of a run of equal layers that are simulated operator by operator; others only keep tensors."""
@@ -26,34 +27,34 @@ _WHOLE: Final = 2
 
 @dataclass(slots=True)
 class StepAllocations:
-    """The allocations of one microbatch: events in order, each with the number of a tensor.
+    """The allocations of one microbatch: changes of the memory in order, each with the number of a tensor.
 
-    ``events`` are ``(n, how)``: ``+1`` allocates tensor ``n``, ``-1`` frees it, ``0`` makes a gradient that stays until
-    the update. ``sizes`` are bytes; they grow with the length of the batch to the power in ``powers``. ``updates``
-    are the tensors that the update makes.
+    ``changes`` are ``(n, how)``: ``+1`` allocates tensor ``n``, ``-1`` frees it, ``0`` makes a gradient that stays
+    until the update. ``sizes`` are bytes; they grow with the length of the batch to the power in ``powers``.
+    ``updates`` are the tensors that the update makes.
     """
 
     sizes: list[float] = field(default_factory=list)
     powers: list[int] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
 
     def allocate(self, nbytes: float, *, power: int = 1) -> int:
         """Add a tensor and its allocation; return its number."""
         self.sizes.append(nbytes)
         self.powers.append(power)
-        self.events.append((len(self.sizes) - 1, 1))
+        self.changes.append((len(self.sizes) - 1, 1))
         return len(self.sizes) - 1
 
     def free(self, numbers: Iterable[int]) -> None:
         """Add the end of tensors."""
-        self.events += [(n, -1) for n in numbers]
+        self.changes += [(n, -1) for n in numbers]
 
     def gradient(self, nbytes: float, *, updated: float) -> None:
         """Add a gradient that stays until the update, which needs ``updated`` bytes for it."""
         self.sizes.append(nbytes)
         self.powers.append(0)
-        self.events.append((len(self.sizes) - 1, 0))
+        self.changes.append((len(self.sizes) - 1, 0))
         if updated:
             self.updates.append(updated)
 
@@ -88,7 +89,7 @@ def simulate(
     for number, length in enumerate(lengths):
         sizes = [size * length**power for size, power in zip(step.sizes, step.powers, strict=True)]
         where: dict[int, int] = {}
-        for n, how in step.events:
+        for n, how in step.changes:
             if how > 0:
                 where[n] = allocator.allocate(sizes[n])
             elif how < 0:
@@ -108,12 +109,12 @@ def simulate(
 
 def allocations_of(request: Request, prepared: Prepared, *, stage: int = 0) -> StepAllocations:
     """The allocations of one microbatch of ``request`` on a rank of ``stage``."""
-    builder, programs = programs_of(request, prepared.mesh)
-    blocks = builder.graph.blocks
+    model, programs = programs_of(request, prepared.mesh)
+    blocks = model.graph.blocks
     numbers = [b for chunk in prepared.held_blocks(stage) for b in chunk]
     states = sum_of_states(programs, prepared.precision) * request.runtime.memory.update_share
     writer = _StepWriter(
-        builder,
+        model,
         recompute=request.strategy.recompute,
         stays=request.runtime.memory.frees_gradients and (request.strategy.zero < 2 or request.strategy.dp == 1),
         gradient_bytes=prepared.precision.gradients.nbytes,
@@ -132,12 +133,12 @@ class _StepWriter:
     """Writes down the allocations of a step, block by block."""
 
     def __init__(
-        self, builder: ProgramBuilder, *, recompute: str, stays: bool, gradient_bytes: float, updated: float
+        self, model: ShardedModel, *, recompute: str, stays: bool, gradient_bytes: float, updated: float
     ) -> None:
-        self._builder = builder
+        self._model = model
         self._recompute = RECOMPUTATIONS[recompute]
         self._stays = stays
-        self._fused = builder.runtime.kernels.attention.startswith("flash")
+        self._fused = model.runtime.kernels.attention.startswith("flash")
         self._gradient_bytes, self._updated = gradient_bytes, updated
         self._step = StepAllocations()
         self._kept: dict[int, dict[int, list[int]]] = {}
@@ -145,7 +146,7 @@ class _StepWriter:
         self._input: list[int] = []
         self._inputs: dict[int, list[int]] = {}
         self._gradient: list[int] = []
-        edges = builder.graph.edges
+        edges = model.graph.edges
         self._readers: dict[int, list[int]] = {}
         for source, target in edges:
             self._readers.setdefault(source, []).append(target)
@@ -156,7 +157,7 @@ class _StepWriter:
         self._whole[place] = whole
         made = self._run(block, keeps=not recomputed, results=whole)
         if recomputed:
-            copies = round(self._builder.runtime.memory.kept_inputs) - 1
+            copies = round(self._model.runtime.memory.kept_inputs) - 1
             extra = [self._boundary(block) for _ in range(copies)]
             self._inputs[place] = [*self._input, *extra]
         else:
@@ -182,8 +183,8 @@ class _StepWriter:
         return self._step
 
     def _boundary(self, block: Block) -> int:
-        elements = sum(t.with_batch(self._builder.micro_batch).numel for t in block.boundary)
-        return self._step.allocate(elements * self._builder.precision.activations.nbytes)
+        elements = sum(t.with_batch(self._model.micro_batch).numel for t in block.boundary)
+        return self._step.allocate(elements * self._model.precision.activations.nbytes)
 
     def _run(self, block: Block, *, keeps: bool, results: bool) -> dict[int, list[int]]:
         """Write the forward operators; return the tensors kept by each. Without ``results``, only kept ones exist."""
@@ -191,7 +192,7 @@ class _StepWriter:
         alive: dict[int, list[int]] = {}
         kept: dict[int, list[int]] = {}
         for position, i in enumerate(block.forward):
-            op = self._builder.cut(i)
+            op = rank_operator(self._model, i)
             passing = []
             if results:
                 passing = self._passing(i, op)
@@ -207,7 +208,7 @@ class _StepWriter:
 
     def _keep(self, i: int, alive: dict[int, list[int]]) -> list[int]:
         """Keep what operator ``i`` saves: results that exist already if their size is right, else new tensors."""
-        scores = self._builder.graph.operators[i].kind is OpKind.ATTENTION and not self._fused
+        scores = self._model.graph.operators[i].kind is OpKind.ATTENTION and not self._fused
         power = 2 if scores else 1
         found = []
         for nbytes in self._saved(i):
@@ -222,30 +223,30 @@ class _StepWriter:
 
     def _saved(self, i: int) -> list[float]:
         """Bytes of each tensor that operator ``i`` keeps on this rank."""
-        builder = self._builder
-        total = kept_by(builder, i, selective=self._recompute.attention)
+        model = self._model
+        total = kept_by(model, i, selective=self._recompute.attention)
         if not total:
             return []
-        op = builder.precision.apply(builder.graph.operators[i].with_batch(builder.micro_batch))
+        op = model.precision.apply(model.graph.operators[i].with_batch(model.micro_batch))
         whole = [float(t.nbytes) for t in op.saved if t.nbytes]
         scale = total / sum(whole) if whole else 0.0
         return [nbytes * scale for nbytes in whole] if 0.0 < scale <= 1.0 else [total]
 
     def _passing(self, i: int, op: Operator) -> list[int]:
         """Tensors that exist only while an operator runs: shifted logits, a dequantised weight."""
-        builder = self._builder
+        model = self._model
         found = []
         if is_loss(op) and op.phase is Phase.FORWARD and not op.name.startswith("nll_loss"):
             copies = self._logits(i, op)
             found += [self._step.allocate(nbytes) for nbytes in copies[1:]]
-        if "bits" in builder.graph.operators[i].attributes and len(op.inputs) > 1:
+        if "bits" in model.graph.operators[i].attributes and len(op.inputs) > 1:
             found.append(self._step.allocate(op.inputs[1].nbytes, power=0))
         return found
 
     def _logits(self, i: int, op: Operator) -> list[float]:
         """Bytes of each copy of the logits in fp32 that the runtime makes; the last may be a share of one."""
-        numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0) / pieces_of(self._builder, i)
-        copies = self._builder.runtime.memory.logits_copies
+        numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0) / loss_chunks_of(self._model, i)
+        copies = self._model.runtime.memory.logits_copies
         shares = [*([1.0] * int(copies)), copies % 1.0]
         return [numel * share * DType.FP32.nbytes for share in shares if share]
 
@@ -263,16 +264,16 @@ class _StepWriter:
                 step.free(freed)
                 freed = ()
             before = made
-        numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0) / pieces_of(self._builder, i)
-        made = [step.allocate(numel * self._builder.precision.activations.nbytes)]
+        numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0) / loss_chunks_of(self._model, i)
+        made = [step.allocate(numel * self._model.precision.activations.nbytes)]
         step.free([*before, *freed])
         return made
 
     def _outputs(self, i: int, op: Operator) -> list[int]:
         if is_loss(op):
             return []
-        pieces = pieces_of(self._builder, i)
-        return [self._step.allocate(t.nbytes / pieces) for t in op.outputs if t.nbytes]
+        chunks = loss_chunks_of(self._model, i)
+        return [self._step.allocate(t.nbytes / chunks) for t in op.outputs if t.nbytes]
 
     def _last_readers(self, indices: Sequence[int]) -> dict[int, int]:
         """The position of the last operator of a pass that reads each result; that of the next if none does."""
@@ -280,17 +281,17 @@ class _StepWriter:
         found = {}
         for n, i in enumerate(indices):
             inside = [position[r] for r in self._readers.get(i, ()) if position.get(r, -1) > n]
-            small_step = bool(self._builder.graph.operators[i].attributes.get("as_is"))
+            small_step = bool(self._model.graph.operators[i].attributes.get("as_is"))
             found[i] = n + 1 if small_step or not inside else max(inside)
         return found
 
     def _backward(self, block: Block, kept: dict[int, list[int]]) -> None:
-        step, builder = self._step, self._builder
-        last, forward_of = self._last_readers(block.backward), builder.graph.forward_of
+        step, model = self._step, self._model
+        last, forward_of = self._last_readers(block.backward), model.graph.forward_of
         ends = {forward_of[i]: n for n, i in enumerate(block.backward)}
         alive: dict[int, list[int]] = {}
         for position, i in enumerate(block.backward):
-            op = builder.cut(i)
+            op = rank_operator(model, i)
             passing = self._passing(i, op)
             fixed = [t for t in op.outputs if t.batch_dim is None]
             made = [t for t in op.outputs if t.batch_dim is not None]
@@ -300,8 +301,8 @@ class _StepWriter:
             elif op.name == "dequantize":
                 alive[i] = [step.allocate(t.nbytes, power=0) for t in op.outputs]
             elif not op.name.endswith("_"):
-                pieces = pieces_of(builder, i) if op.kind is not OpKind.GEMM else 1
-                alive[i] = [step.allocate(t.nbytes / pieces) for t in made if t.nbytes]
+                chunks = loss_chunks_of(model, i) if op.kind is not OpKind.GEMM else 1
+                alive[i] = [step.allocate(t.nbytes / chunks) for t in made if t.nbytes]
                 self._weights([t.numel for t in fixed], written=op)
             step.free(passing)
             for source in [s for s, end in ends.items() if end == position and s in kept]:
@@ -317,7 +318,7 @@ class _StepWriter:
 
     def _gradients(self, block: Block) -> None:
         for i in block.backward:
-            op = self._builder.cut(i)
+            op = rank_operator(self._model, i)
             if op.name != "dequantize" and not is_loss(op):
                 self._weights([t.numel for t in op.outputs if t.batch_dim is None], written=op)
 

@@ -8,17 +8,14 @@ Tensor parallelism cuts frozen parameters in the same way as trained ones; every
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from traincast.graph import Block, DType, OperatorGraph, Phase, TensorSpec
 from traincast.strategy.program.embedding_tables import find_tables
-from traincast.strategy.program.experts import Region
+from traincast.strategy.program.sharded_model import ShardedModel
 from traincast.strategy.program.sharding import LINEAR, Role
-
-if TYPE_CHECKING:
-    from traincast.strategy.program.builder import ProgramBuilder
 
 _CUT: Final = frozenset({Role.COLUMN, Role.ROW, Role.VOCAB})
 
@@ -77,10 +74,10 @@ class Holdings:
         return self.frozen.packed + self.frozen_experts.packed
 
 
-def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]) -> Holdings:
-    """What one rank holds of ``block``; ``regions`` are its experts that are divided among ranks."""
-    strategy, graph = builder.strategy, builder.graph
-    share = share_of(builder, block, regions=regions)
+def holdings_of(model: ShardedModel, block: Block) -> Holdings:
+    """What one rank holds of ``block``."""
+    strategy, graph = model.strategy, model.graph
+    share = share_of(model, block)
     trained, frozen, fixed, largest, tied = [0.0, 0.0], [Frozen(), Frozen()], [], 0.0, 0.0
     for i in block.optimizer:
         op = graph.operators[i]
@@ -89,21 +86,21 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
         largest = max(largest, numel)
     tables = find_tables(graph, block)
     for tensor in block.fixed:
-        ways = builder.tables.ways if tables.owns(tensor) else 1
+        ways = model.tables.ways if tables.owns(tensor) else 1
         if tensor.buffer:
             fixed.append(Fixed(nbytes=tensor.spec.nbytes / ways, buffer=True, name=tensor.shared))
             continue
         numel, of_experts = share(tensor.spec, tensor.scope)
         numel /= ways
         if tensor.shared:
-            fixed.append(Fixed(nbytes=numel * _stored(builder, tensor.spec), buffer=False, name=tensor.shared))
+            fixed.append(Fixed(nbytes=numel * _stored(model, tensor.spec), buffer=False, name=tensor.shared))
         else:
-            frozen[of_experts] = _more(builder, frozen[of_experts], tensor.spec, numel, stored=tensor.stored)
+            frozen[of_experts] = _more(model, frozen[of_experts], tensor.spec, numel, stored=tensor.stored)
     if strategy.pp > 1:
-        ranks = strategy.tp if builder.runtime.defaults.split_vocabulary else 1
-        for spec, is_frozen in _borrowed(builder, block):
+        ranks = strategy.tp if model.runtime.defaults.split_vocabulary else 1
+        for spec, is_frozen in _borrowed(model, block):
             if is_frozen:
-                frozen[0] = _more(builder, frozen[0], spec, spec.numel / ranks)
+                frozen[0] = _more(model, frozen[0], spec, spec.numel / ranks)
             else:
                 trained[0] += spec.numel / ranks
                 tied += spec.numel / ranks
@@ -119,12 +116,10 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
     )
 
 
-def share_of(
-    builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]
-) -> Callable[[TensorSpec, str], tuple[float, bool]]:
+def share_of(model: ShardedModel, block: Block) -> Callable[[TensorSpec, str], tuple[float, bool]]:
     """A function of a parameter and its scope that returns the elements a rank holds, and whether experts own it."""
-    strategy = builder.strategy
-    cut = {builder.graph.operators[i].scope for i in block.forward if builder.sharding.roles[i] in _CUT}
+    strategy, regions = model.strategy, model.regions(block)
+    cut = {model.graph.operators[i].scope for i in block.forward if model.sharding.roles[i] in _CUT}
 
     def share(spec: TensorSpec, scope: str) -> tuple[float, bool]:
         if any(region.owns(spec, scope) for region in regions):
@@ -134,7 +129,7 @@ def share_of(
     return share
 
 
-def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: float, *, stored: float = 0.0) -> Frozen:
+def _more(model: ShardedModel, frozen: Frozen, spec: TensorSpec, numel: float, *, stored: float = 0.0) -> Frozen:
     """``frozen`` with ``numel`` elements of parameter ``spec`` added; quantised, all of it takes ``stored`` bytes."""
     if stored:
         nbytes = stored * numel / spec.numel
@@ -147,13 +142,13 @@ def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: floa
     return replace(
         frozen,
         parameters=frozen.parameters + numel,
-        stored=frozen.stored + numel * _stored(builder, spec),
-        gathered=frozen.gathered + numel * _in(spec, builder.precision.activations),
+        stored=frozen.stored + numel * _stored(model, spec),
+        gathered=frozen.gathered + numel * _in(spec, model.precision.activations),
     )
 
 
-def _stored(builder: ProgramBuilder, spec: TensorSpec) -> float:
-    return _in(spec, builder.precision.frozen_weights)
+def _stored(model: ShardedModel, spec: TensorSpec) -> float:
+    return _in(spec, model.precision.frozen_weights)
 
 
 def _in(spec: TensorSpec, dtype: DType) -> float:
@@ -161,12 +156,12 @@ def _in(spec: TensorSpec, dtype: DType) -> float:
     return dtype.nbytes if spec.dtype.is_floating and spec.dtype.nbytes > 1 else spec.dtype.nbytes
 
 
-def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpec, bool]]:
+def _borrowed(model: ShardedModel, block: Block) -> Iterator[tuple[TensorSpec, bool]]:
     """Parameters of ``block`` that another block owns, and whether they are frozen.
 
     These are the weights of tied logits: the last stage of a pipeline keeps a copy of them.
     """
-    graph = builder.graph
+    graph = model.graph
     own = Counter(graph.operators[i].parameters[0].numel for i in block.optimizer)
     own.update(tensor.spec.numel for tensor in block.fixed if not tensor.buffer)
     for i in block.forward:
@@ -174,7 +169,7 @@ def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpe
         for spec in op.parameters:
             if own[spec.numel] > 0:
                 own[spec.numel] -= 1
-            elif op.kind in LINEAR and i in builder.sharding.vocabulary:
+            elif op.kind in LINEAR and i in model.sharding.vocabulary:
                 yield spec, not _trained(graph, spec)
 
 

@@ -1,61 +1,31 @@
 """The program of a block: the works that one rank runs in order, and the memory that it holds.
 
-A program is the same for every repetition of the block and every microbatch, so
-:class:`traincast.strategy.program.builder.ProgramBuilder` makes it once.
+A program is the same for every repetition of the block and every microbatch. It puts together what
+:mod:`traincast.strategy.program.works`, :mod:`traincast.strategy.program.traffic` and
+:mod:`traincast.strategy.memory.footprint` say of the block. Collectives that compute waits for are part of the program;
+``lower`` adds the traffic of gradients.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from traincast.strategy.memory.activations import Footprint
-from traincast.strategy.memory.holdings import Fixed, Frozen
+from traincast.graph import Block, DType, Operator
+from traincast.graph.optimizers import STATES
+from traincast.strategy.memory.footprint import Footprint, footprint
+from traincast.strategy.memory.holdings import Fixed, Frozen, Holdings, holdings_of
 from traincast.strategy.mesh import Group
+from traincast.strategy.program.embedding_tables import find_tables
+from traincast.strategy.program.host_work import beside_operators
+from traincast.strategy.program.item import Item
+from traincast.strategy.program.recompute import RECOMPUTATIONS, Recomputation
+from traincast.strategy.program.sharded_model import ShardedModel
+from traincast.strategy.program.sharding import LINEAR
+from traincast.strategy.program.traffic import Traffic, backward_traffic, forward_traffic
+from traincast.strategy.program.works import accumulation, offloaded, operator_items, weight_cast
 from traincast.strategy.schedules.slots import Pass
-from traincast.work import Launch, Work
-
-
-class Share(NamedTuple):
-    """The elements of one or more parameters that a rank trains, outside and inside experts."""
-
-    dense: float
-    experts: float
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.dense + self.experts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
-    """The works that a communication overlaps with; see :class:`traincast.strategy.plan.Overlap`."""
-
-    works: tuple[Work, ...]
-    share: float = 1.0
-    interference: float = 0.0
-    waited: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One work of a program, its launches on the host, and its label.
-
-    ``core`` marks the core of attention, which selective recomputation runs again. ``weight`` marks works that only
-    make gradients of weights; they may run later than the rest of backward. With ``behind``, only the part of the work
-    that does not overlap counts. ``completes`` has the parameters whose gradients are complete after the work, in
-    order; it is filled only for runtimes that cut buckets between parameters.
-    """
-
-    work: Work
-    launches: Launch
-    label: str
-    group: Group = Group.RANK
-    core: bool = False
-    weight: bool = False
-    behind: Behind | None = None
-    completes: tuple[Share, ...] = ()
+from traincast.work import Collective, Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +77,121 @@ class BlockProgram:
                 return self.backward_inputs
             case Pass.WEIGHT:
                 return self.backward_weights
+
+
+def block_program(model: ShardedModel, block: Block) -> BlockProgram:
+    """The program of ``block``: its works and traffic in order, and the memory of a rank that runs them."""
+    forward = model.once(("forward", block.forward), lambda: _forward(model, block))
+    backward = model.once(("backward", block.forward, block.backward), lambda: _backward(model, block))
+    recompute = _recomputation(model, block)
+    boundary = float(sum(t.with_batch(model.micro_batch).numel for t in block.boundary))
+    boundary *= model.precision.activations.nbytes / model.strategy.cp
+    if model.strategy.sequence_parallel:
+        boundary /= model.strategy.tp
+    carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
+    held = footprint(
+        model,
+        block,
+        recompute=recompute,
+        boundary=boundary,
+        gathered=max(carried, default=0.0),
+    )
+    again = repeated_works(recompute, forward, lean=model.runtime.kernels.lean_recompute)
+    backward = [replace(item, label=f"{item.label} (again)") for item in again] + backward
+    holdings = model.once(
+        ("holdings", block.forward, model.strategy.pp > 1),
+        lambda: holdings_of(model, block),
+    )
+    parameters = holdings.dense + holdings.experts
+    if "activations" in model.strategy.offload and held.kept:
+        forward, backward = (
+            [*items, offloaded(model, held.saved, items, way)] for items, way in ((forward, "out"), (backward, "back"))
+        )
+    if model.strategy.num_microbatches > 1 and parameters:
+        backward = backward + accumulation(model, parameters)
+    wide = _wide_weights(model, holdings)
+    wide -= min(wide, model.tables.elements(find_tables(model.graph, block)))
+    if wide and model.precision.activations is not DType.FP32:
+        forward = [weight_cast(model, wide), *forward]
+    if model.runtime.launches.cuda_graphs:
+        forward, backward = _graphed(forward), _graphed(backward)
+    first = next((model.graph.operators[i] for i in block.optimizer), None)
+    return BlockProgram(
+        scope=block.scope,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        backward_inputs=tuple(item for item in backward if not item.weight),
+        backward_weights=tuple(item for item in backward if item.weight),
+        num_parameters=parameters,
+        expert_parameters=holdings.experts,
+        largest_parameter=holdings.largest,
+        tied_parameters=holdings.tied,
+        frozen=holdings.frozen,
+        frozen_experts=holdings.frozen_experts,
+        fixed=holdings.fixed,
+        optimizer_states=STATES[first.name] if first else 0,
+        optimizer_name=first.name if first else "adamw",
+        footprint=held,
+        boundary_bytes=boundary,
+        flops=sum(i.work.flops for i in (*forward, *backward) if isinstance(i.work, Operator)),
+    )
+
+
+def _forward(model: ShardedModel, block: Block) -> list[Item]:
+    return _pass(model, block, block.forward, forward_traffic(model, block), model.runtime.launches.operator)
+
+
+def _backward(model: ShardedModel, block: Block) -> list[Item]:
+    return _pass(model, block, block.backward, backward_traffic(model, block), model.runtime.launches.backward)
+
+
+def _pass(
+    model: ShardedModel, block: Block, indices: Sequence[int], traffic: Traffic, kernel_launches: float
+) -> list[Item]:
+    """The works of the operators ``indices`` in order, with the traffic around them."""
+    launches = Launch(kernels=kernel_launches + beside_operators(model.graph, model.micro_batch))
+    first = launches + Launch(blocks=model.runtime.launches.block)
+    found: list[Item] = []
+    for n, i in enumerate(indices):
+        found += traffic.before[i]
+        found += operator_items(model, i, block, launches if n else first, traffic.hidden.get(i))
+        found += traffic.after[i]
+    return found
+
+
+def _recomputation(model: ShardedModel, block: Block) -> Recomputation:
+    """The recomputation of ``block``: "none" if it has no backward, or if only other blocks are repeated."""
+    recomputed = block.backward and (block.repeated or not any(b.repeated for b in model.graph.blocks))
+    return RECOMPUTATIONS[model.strategy.recompute if recomputed else "none"]
+
+
+def repeated_works(recompute: Recomputation, forward: Sequence[Item], *, lean: bool) -> list[Item]:
+    """The works of a block's ``forward`` that run again before its backward.
+
+    If ``lean``, a whole block runs again only up to its last product, because no backward reads its result.
+    """
+    if recompute.whole_block and lean:
+        return list(forward[: max((n for n, item in enumerate(forward) if _is_product(item)), default=0)])
+    return [item for item in forward if recompute.whole_block or _runs_again(recompute, item)]
+
+
+def _runs_again(recompute: Recomputation, item: Item) -> bool:
+    if recompute.attention and item.core:
+        return True
+    return isinstance(item.work, Operator) and item.work.kind in recompute.kinds
+
+
+def _is_product(item: Item) -> bool:
+    return isinstance(item.work, Operator) and item.work.kind in LINEAR
+
+
+def _wide_weights(model: ShardedModel, holdings: Holdings) -> float:
+    """The number of weights that a block stores in fp32: trained ones, and frozen ones that are not quantised."""
+    trained = holdings.dense + holdings.experts if model.precision.weights is DType.FP32 else 0.0
+    wide = model.precision.frozen_weights is DType.FP32
+    return trained + (holdings.frozen_parameters - holdings.packed_parameters if wide else 0.0)
+
+
+def _graphed(items: list[Item]) -> list[Item]:
+    """``items`` with one launch for all of them, as a recorded CUDA graph has."""
+    return [item if n == 0 else replace(item, launches=Launch()) for n, item in enumerate(items)]

@@ -6,15 +6,11 @@ or all blocks of a model that has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from traincast.errors import UnknownNameError
-from traincast.graph import Operator, OpKind
-
-if TYPE_CHECKING:
-    from traincast.strategy.program.block import Item
+from traincast.graph import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +29,6 @@ class Recomputation:
     whole_block: bool = False
     attention: bool = False
     kinds: frozenset[OpKind] = frozenset()
-
-    def again(self, forward: Sequence[Item], *, lean: bool = False) -> list[Item]:
-        """The works of a block's ``forward`` that run again before its backward.
-
-        If ``lean``, a whole block runs again only up to its last product, because no backward reads its result.
-        """
-        if self.whole_block and lean:
-            return list(forward[: max((n for n, item in enumerate(forward) if _is_product(item)), default=0)])
-        return [item for item in forward if self.whole_block or self._runs_again(item)]
-
-    def _runs_again(self, item: Item) -> bool:
-        return (self.attention and item.core) or (isinstance(item.work, Operator) and item.work.kind in self.kinds)
-
-
-def _is_product(item: Item) -> bool:
-    return isinstance(item.work, Operator) and item.work.kind in (OpKind.GEMM, OpKind.GROUPED_GEMM)
 
 
 RECOMPUTATIONS: Final[dict[str, Recomputation]] = {

@@ -27,7 +27,7 @@ from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import inputs_of, materialize, traceable_of
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import ends_of_steps, measure
-from traincast.strategy.program.block import Item
+from traincast.strategy.program.item import Item
 from traincast.strategy.servers.setup import Piece
 from traincast.strategy.servers.tasks import ServerRole
 from traincast.testbed.parallel.servers import (
