@@ -100,11 +100,12 @@ def test_messages_are_measured_among_two_ranks_at_the_sizes_that_their_law_needs
 def test_the_words_of_a_request_repeat_it() -> None:
     from click.testing import CliRunner
 
+    from traincast.cli.derive import words_of
     from traincast.cli.profile import profile
 
-    words = EMULATED.words(Path("events"))
-    assert words[:3] == ["profile", "events", DEEP]
-    said = CliRunner().invoke(profile, [*words[1:], "--plan", "--json"], catch_exceptions=False)
+    words = words_of(EMULATED)
+    assert words[0] == DEEP
+    said = CliRunner().invoke(profile, ["events", *words, "-o", "events", "--plan", "--json"], catch_exceptions=False)
     assert json.loads(said.stdout)["works"] == plan_events(EMULATED, "events").works
 
 
