@@ -306,6 +306,15 @@ def test_the_layout_names_every_part_of_the_house(page: str) -> None:
     assert {part for part in parts() if f"`{part}`" not in table} == set()
 
 
+def test_the_answers_to_newcomers_questions_exist() -> None:
+    table = text_of("CONTRIBUTING.md").partition("### Where is the rule that")[2].partition("\n[")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ") and "`" in line.split("|")[2]]
+    assert len(rows) == 10
+    for _, question, answer, _ in rows:
+        for name in re.findall(r"`([^`]+)`", answer):
+            assert (ROOT / "src" / "traincast" / name).exists(), f"{question.strip()}: there is no {name}"
+
+
 def test_the_layout_names_every_room() -> None:
     rows = {line.split("|")[1]: line for line in text_of("CONTRIBUTING.md").splitlines() if line.startswith("| `")}
     root = ROOT / "src" / "traincast"

@@ -29,7 +29,20 @@ from traincast.measured import dp_steps, finetune, steps
 from traincast.measured.table import completed
 from traincast.tables import RowError, read_rows
 
-RENAMED: Final[dict[str, str]] = {}
+RENAMED: Final[dict[str, str]] = {
+    "launches.operator": "operator_launches",
+    "launches.backward": "backward_launches",
+    "launches.collective": "collective_launches",
+    "launches.block": "block_launches",
+    "launches.microbatch": "microbatch_launches",
+    "launches.parameter": "parameter_launches",
+    "launches.send": "send_launches",
+    "launches.wait": "wait_launches",
+    "kernels.measured_with": "kernels",
+    "experts.overlap": "overlap_experts",
+    "memory.low": "memory_low",
+    "memory.high": "memory_high",
+}
 """Leaves that have another name than when the ledger was made: the new name, or path, and the name of then."""
 FORMER_DEFAULTS: Final[dict[str, object]] = {}
 """Leaves whose default has changed: the name of then, and the default of then."""

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from traincast.testbed.folder import RunFolder
     from traincast.testbed.outcome import Comparison as RunComparison
     from traincast.testbed.run import run_testbed
-    from traincast.testbed.study.study import Study as RunStudy
+    from traincast.testbed.study.outcome import Study as RunStudy
     from traincast.testbed.study.study import study_testbed
     from traincast.traces.diff import TraceDiff
     from traincast.traces.learn import LearnedEvents
@@ -119,7 +119,8 @@ _HOMES = {
     "traincast.testbed.folder": "RunFolder",
     "traincast.testbed.outcome": "RunComparison",
     "traincast.testbed.run": "run_testbed",
-    "traincast.testbed.study.study": "RunStudy study_testbed",
+    "traincast.testbed.study.outcome": "RunStudy",
+    "traincast.testbed.study.study": "study_testbed",
     "traincast.traces.diff": "TraceDiff",
     "traincast.traces.learn": "LearnedEvents",
     "traincast.traces.replay": "ReplayReport",

@@ -51,14 +51,19 @@ def events(request: EventsAsk, shown: Shown) -> None:
     `traincast predict --events FOLDER` uses them. On this machine, two processes measure. On GPUs or on several nodes,
     start this command with torchrun or Slurm on one or two nodes; it prints the line.
     """
+    from traincast.graph.capture.capture import require_torch
     from traincast.profiling.collectives.measure import is_launched
-    from traincast.profiling.events.measure import measure_events, plan_events, take_part
+    from traincast.profiling.events.measure import measure_events, plan_events
 
     with only_rank_0_speaks():
         folder, as_json = Path(shown.output), shown.as_json
         if is_launched():
+            require_torch()
+            from traincast.profiling.events.worker import EventsWorker
+
             speaks = os.environ.get("RANK") == "0"
-            found = take_part(request, folder, say=lambda text: click.echo(text, err=True) if speaks else None)
+            say = (lambda text: click.echo(text, err=True)) if speaks else (lambda text: None)
+            found = EventsWorker(request, folder, say=say).run()
             if found is not None:
                 _show(request, found, as_json=as_json)
             return

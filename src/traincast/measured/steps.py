@@ -155,17 +155,17 @@ def read_row(
     optimizer = updates_weights(row)
     if optimizer:
         optimizer_of(row, optimizer_name(graph), assumed)
-    given = _released(row, runtime)
+    released = _released(row, runtime)
     ask = Ask(
         model=graph,
         cluster=place,
-        runtime=given,
+        runtime=released,
         precision=supported(precision, place.device, assumed),
         global_batch=1,
         optimizer=optimizer,
     )
     request = resolve(ask, chooser=None).request
-    if assumed_release(given, request.runtime):
+    if assumed_release(released, request.runtime):
         assumed.append(unstated(f"release of {runtime.name}", request.runtime.release))
     if text(row, "strategy"):
         request = _with_text(row, ask, request.runtime, assumed, allow_code=allow_code)

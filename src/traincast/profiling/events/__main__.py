@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from traincast.profiling.events.ask import EventsAsk
-from traincast.profiling.events.measure import take_part
+from traincast.profiling.events.worker import EventsWorker
 
 if __name__ == "__main__":
-    take_part(EventsAsk.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), say=lambda text: None)
+    EventsWorker(EventsAsk.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), say=lambda text: None).run()

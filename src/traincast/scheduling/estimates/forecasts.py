@@ -17,10 +17,10 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from traincast.errors import RequestError
-from traincast.scheduling.check import SHOWN
 from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.joblogs.table import Floats, Ints, jobs
+from traincast.scheduling.joblogs.values import SHOWN
 from traincast.scheduling.queue.speeds import PLAIN, PlacedGpus, Speeds
 from traincast.scheduling.sharing.step_times import NOWHERE, JobFacts, Reference, StepTimes, What, Where
 from traincast.scheduling.space.cluster import SharedCluster
