@@ -51,9 +51,12 @@ def _entries(scope: Scope) -> Iterator[Entry]:
         for policy in _FEW if "hardware" in given else _POLICIES:
             yield f"{name}, {policy}", _scheduled(_EXAMPLES / file, policy=policy, **given)
     with tempfile.TemporaryDirectory() as folder:
-        path = _write_gavel(Path(folder))
+        written = _write_gavel(Path(folder))
         for policy in () if scope.small else ("sjf", "gavel"):
-            yield f"stand-ins, {policy}", _scheduled(path, policy=policy, nodes="4x4:V100", estimates="predicted:gavel")
+            yield (
+                f"stand-ins, {policy}",
+                _scheduled(written, policy=policy, nodes="4x4:V100", estimates="predicted:gavel"),
+            )
     for name, given in {} if scope.small else _REAL.items():
         path = scope.data / name if scope.data else None
         if path is None or not path.is_file():
