@@ -206,7 +206,7 @@ DERIVED = [
 """Five models of each family with a closed form, the smallest of each other. Tacotron 2 has a test of its own."""
 
 
-@pytest.mark.long(but=12)
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("name", DERIVED)
 def test_forward_products_follow_the_closed_form(name: str) -> None:
     graph, family = graph_of(name), zoo.card(name).family
@@ -217,7 +217,7 @@ def test_forward_products_follow_the_closed_form(name: str) -> None:
     assert found == pytest.approx(CLOSED_FORMS.get(family, counted)(name), rel=1e-3 if family in SHARED else 1e-9)
 
 
-@pytest.mark.long(but=lambda name: zoo.card(name).family)
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("name", [n for n in NAMES if "flops" in zoo.card(n).published])
 def test_forward_products_are_as_many_as_published(name: str) -> None:
     card = zoo.card(name)
@@ -233,7 +233,7 @@ def test_forward_products_are_as_many_as_published(name: str) -> None:
     assert found == pytest.approx(card.published["flops"], rel=0.02 if more else 0.01)
 
 
-@pytest.mark.long(but=lambda name: zoo.card(name).family)
+@pytest.mark.long(but=15)
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_parameters_are_those_published(name: str) -> None:
     graph, card = graph_of(name), zoo.card(name)

@@ -26,7 +26,7 @@ def test_every_reader_has_an_example() -> None:
     assert set(readers()) - set(EXAMPLES) == {"chatglm", "granitemoeshared", "llama4_text"}  # glm, granitemoe, llama4
 
 
-@pytest.mark.long(but=18)
+@pytest.mark.long(but=9)
 @pytest.mark.parametrize("model_type", EXAMPLES)
 def test_a_configuration_builds_the_model_it_describes(model_type: str) -> None:
     config, expected = EXAMPLES[model_type]

@@ -117,6 +117,7 @@ def test_an_indexer_runs_forward_only_and_its_parameters_are_held(spec: str, top
         assert {op.attributes.get("window") for op in graph.operators if op.kind is OpKind.ATTENTION} == {top_k}
 
 
+@pytest.mark.long(guard="test_sparse_attention_counts_the_scores_of_an_equal_window")
 def test_short_sequences_are_attended_to_in_full() -> None:
     graph = capture(V32.replace("seq=64", "seq=16"))
     assert {op.attributes.get("window") for op in graph.operators if op.kind is OpKind.ATTENTION} == {None}

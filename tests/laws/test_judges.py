@@ -170,7 +170,7 @@ def forecast_tensors(graph: OperatorGraph, batch: int, *, recompute: bool) -> fl
     return memory.tensors
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "batch", "recompute"),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from traincast.errors import UnknownNameError
-from traincast.graph import work_amount
 from traincast.graph.optimizers import OPTIMIZERS
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.graph.vocabulary import OpKind, Phase, Scalar, is_backward
+from traincast.graph.work_amount import bytes_read, bytes_written, flops
 
 NO_ATTRIBUTES: Mapping[str, Scalar] = MappingProxyType({})
 
@@ -42,17 +42,17 @@ class Operator:
     @property
     def flops(self) -> float:
         """Floating-point operations (a multiply-add counts two)."""
-        return work_amount.flops(self)
+        return flops(self)
 
     @property
     def bytes_read(self) -> float:
         """Bytes that must be read from device memory."""
-        return work_amount.bytes_read(self)
+        return bytes_read(self)
 
     @property
     def bytes_written(self) -> float:
         """Bytes that must be written to device memory."""
-        return work_amount.bytes_written(self)
+        return bytes_written(self)
 
     @property
     def nbytes(self) -> float:

@@ -20,6 +20,7 @@ from traincast.estimate.events.model import PURPOSES
 from traincast.graph import Operator, OpKind
 from traincast.graph.optimizers import optimizer_called
 from traincast.journal import Journal
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import (
     EventsPlan,
     EventsProfile,
@@ -32,7 +33,7 @@ from traincast.profiling.events.measure import (
     rows_of,
 )
 from traincast.profiling.events.network import STATISTIC, MessageTimer, interference
-from traincast.profiling.events.request import EventsRequest, Message, NeededWorks, backend_of, needed_works
+from traincast.profiling.events.request import Message, NeededWorks, backend_of, needed_works
 from traincast.profiling.events.silent_replica import silent_replica
 from traincast.profiling.events.steps import StepTimer, TimedSteps, training_step
 from traincast.profiling.machine.device import free_memory
@@ -116,7 +117,7 @@ _KIND: Final = "measured events"
 class EventsWorker:
     """One process of a launch; rank 0 decides what is measured next, and keeps the rows."""
 
-    def __init__(self, request: EventsRequest, output: Path, *, say: Callable[[str], None]) -> None:
+    def __init__(self, request: EventsAsk, output: Path, *, say: Callable[[str], None]) -> None:
         self.request = request
         self.output = output
         self.say = say
@@ -224,7 +225,7 @@ class OperatorEvents:
     All ``processes`` measure at the same time, and do the same. ``warnings`` has what could not be measured.
     """
 
-    def __init__(self, request: EventsRequest, needed: NeededWorks, *, device: str, processes: int) -> None:
+    def __init__(self, request: EventsAsk, needed: NeededWorks, *, device: str, processes: int) -> None:
         self._request, self._needed = request, needed
         self._device, self._processes = device, processes
         self.warnings: list[str] = []

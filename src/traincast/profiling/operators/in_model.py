@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from traincast.errors import TraincastError
+from traincast.estimate.events.keys import operator_key
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec, zoo
 from traincast.graph.capture.aten import describe
 from traincast.graph.capture.capture import sum_of
@@ -32,7 +33,6 @@ from traincast.graph.vocabulary import FREE
 from traincast.graph.zoo import Traceable
 from traincast.profiling.operators.executors import executor_of
 from traincast.profiling.operators.tensors import CannotRunError
-from traincast.profiling.rows import key_of
 from traincast.profiling.timing import SLOW_RATE, Timing
 from traincast.units import format_bytes, format_seconds
 
@@ -287,7 +287,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         operator = operator_run(func, args, kwargs, out, phase=self.phase, parameters=self.parameters)
         key = ""
         if operator is not None:
-            key = key_of(operator)
+            key = operator_key(operator)
             self._operators.setdefault(key, operator)
         if func._schema.name in _UNSET:
             func = None  # so that later steps come here again and set the labels
@@ -321,7 +321,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             call = executor_of(operator, device=self._device)
         except CannotRunError:
             return "", None
-        key = key_of(operator)
+        key = operator_key(operator)
         self._operators.setdefault(key, operator)
         return key, call
 
