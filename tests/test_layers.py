@@ -136,7 +136,7 @@ def circles_of(imports: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    """Imports for types and inside functions count; a name from a package that is no module of it is its ``__init__``."""
+    """Imports for types and inside functions count; a name from a package is its module, or else its ``__init__``."""
     modules = {module_of(path): path for path in MODULES}
     imports: dict[str, set[str]] = {}
     for name, path in modules.items():
