@@ -36,7 +36,7 @@ from traincast.cli.main import VERBS, app, main
 from traincast.cluster import Correction, Stall, write_calibrated
 from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
-from traincast.graph.huggingface.read import READERS
+from traincast.graph.huggingface.read import readers
 from traincast.report import Breakdown, PathEntry
 from traincast.scheduling import PLACEMENTS, POLICIES
 from traincast.schema import keys_of
@@ -415,7 +415,7 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
         assert gradients == precision.gradients.value
         assert master == (precision.master.value if precision.master else "–")
     models = text_of("docs/your-models.md")
-    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
+    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *readers()))
     hardware = text_of("docs/your-hardware.md")
     assert all(f"`{word}`" in hardware for name in ("device", "node", "cluster") for word in keys_of(TABLES[name]))
     calibration = hardware.partition("**`[calibration]`**")[2]

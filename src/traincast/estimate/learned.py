@@ -20,7 +20,7 @@ from traincast.estimate.operators.efficiency import achievable
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
 from traincast.estimate.operators.grouped import INTERVAL, as_product, grouped_seconds, of_training
-from traincast.estimate.operators.like_measured import stand_ins
+from traincast.estimate.operators.like_measured import equivalents
 from traincast.estimate.operators.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import DType, Operator, OpKind, Phase
@@ -218,13 +218,13 @@ class LearnedCostModel:
                 if not len(left):
                     break
             if family == "traffic" and len(left):
-                yield from self._stand_ins(operators, left, device)
+                yield from self._equivalents(operators, left, device)
 
-    def _stand_ins(
+    def _equivalents(
         self, operators: Sequence[Operator], left: npt.NDArray[np.intp], device: Device
     ) -> Iterator[tuple[npt.NDArray[np.intp], _Answer, tuple[Shapes, str]]]:
         """As :meth:`_cells_for`, for operators that no cell knows: a measured one that moves as many bytes."""
-        found = stand_ins([operators[i] for i in left.tolist()])
+        found = equivalents([operators[i] for i in left.tolist()])
         if not found or not any(True for b in self.bundles for _ in _bare(b, "conv", DType.FP32.value, device, BARE)):
             return  # without measured convolutions beside them, one error would no longer balance the other
         shapes = shapes_of("traffic", list(found.values()))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         save_operator_set,
     )
     from traincast.profiling.output import Profile, Unmeasured
-    from traincast.profiling.rows import key_of, operator_from_row, operator_of, params_of, row_of
+    from traincast.profiling.rows import operator_from_row, operator_of, params_of, row_of
     from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, measure
 
 _HOMES = {
@@ -27,7 +27,7 @@ _HOMES = {
     "operators.measure": "OperatorRequest profile_operators",
     "operators.opset": "load_operator_set operator_set operator_set_by_type save_operator_set",
     "output": "Profile Unmeasured",
-    "rows": "key_of operator_from_row operator_of params_of row_of",
+    "rows": "operator_from_row operator_of params_of row_of",
     "timing": "SUSPECT_DISPERSION Timing measure",
 }
 """The public names of each module."""
@@ -39,7 +39,6 @@ __all__ = [
     "Profile",
     "Timing",
     "Unmeasured",
-    "key_of",
     "load_operator_set",
     "measure",
     "operator_from_row",

@@ -1,7 +1,7 @@
 """Operators that move memory as a measured one does: batch norm, pooling and activations of convolutional networks.
 
 Their own kernels are in no table of measurements, but they wait for memory, and so does the addition of two tensors,
-which was measured on many devices. A stand-in is an addition that moves as many bytes. Kernels that read a tensor
+which was measured on many devices. Its equivalent is an addition that moves as many bytes. Kernels that read a tensor
 twice, or write to scattered places, move more bytes than their tensors have.
 """
 
@@ -40,7 +40,7 @@ _TRAFFIC: Final = {
 """Bytes that a kernel moves, in units of those of its tensors."""
 
 
-def stand_in(op: Operator) -> Operator | None:
+def equivalent_of(op: Operator) -> Operator | None:
     """Returns the addition that moves as many bytes as ``op``, or ``None`` if there is none."""
     factor = _TRAFFIC.get(op.name)
     if factor is None or op.dtype is not DType.FP32:
@@ -50,7 +50,7 @@ def stand_in(op: Operator) -> Operator | None:
     return Operator(name=NAME, kind=OpKind.ELEMENTWISE, phase=Phase.FORWARD, inputs=(tensor, tensor), outputs=(tensor,))
 
 
-def stand_ins(operators: Sequence[Operator]) -> dict[int, Operator]:
-    """The stand-ins of ``operators``, by position."""
-    found = {i: stand_in(op) for i, op in enumerate(operators)}
+def equivalents(operators: Sequence[Operator]) -> dict[int, Operator]:
+    """The equivalents of ``operators``, by position."""
+    found = {i: equivalent_of(op) for i, op in enumerate(operators)}
     return {i: op for i, op in found.items() if op is not None}
