@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Any
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from traincast import Ask, Conditions, JobSettings, TraincastError, load_cluster, predict
-from traincast.ask import Training, declared, json_schema
+from traincast import Ask, Conditions, JobSettings, TraincastError, load_cluster, predict, search
+from traincast.ask import Option, Training, declared, json_schema
+from traincast.cli.derive import asks, words_of
 from traincast.resolve import resolve
 
 FULL = Ask(
@@ -107,3 +112,64 @@ def test_an_ask_of_data_runs_no_code() -> None:
 def test_a_training_without_a_strategy_leaves_it_open() -> None:
     request = resolve(Training("resnet18", cluster="dgx-h100:1", global_batch=8, use_cache=True)).request
     assert request.strategy.num_ranks == 1
+
+
+def test_results_are_tables_for_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = search("resnet18", cluster="dgx-h100:1", global_batch=64, top=3, use_cache=True)
+    table = answer.to_pandas()
+    assert list(table["step_s"]) == [candidate.report.step_s for candidate in answer.candidates]
+    spans = predict("resnet18", cluster="dgx-h100:1", global_batch=64, use_cache=True).timeline.to_pandas()
+    assert {"task", "row", "stream", "start", "end"} == set(spans.columns)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(TraincastError, match=r"to_pandas\(\) needs pandas, .*pip install 'traincast\[pandas\]'"):
+        answer.to_pandas()
+
+
+def test_a_flag_is_added_by_declaring_one_field() -> None:
+    """A field of an ask is at once an option, an argument of Python, a key of JSON and a line of the documents."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class More(Ask):
+        colour: Annotated[str, Option("The colour of the cluster.", "NAME")] = "grey"
+
+    asked: list[More] = []
+
+    @click.command
+    @asks(More)
+    def command(ask: More) -> None:
+        asked.append(ask)
+
+    words = ["resnet18", "--cluster", "dgx-h100:1", "--global-batch", "8", "--colour", "red"]
+    assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
+    assert asked == [More("resnet18", cluster="dgx-h100:1", global_batch=8, colour="red", use_cache=True)]
+    assert More.from_dict(asked[0].to_dict()) == asked[0]
+    assert words_of(asked[0])[-2:] == ["--colour", "red"]
+    assert "The colour of the cluster." in CliRunner().invoke(command, ["--help"]).output
+
+
+def test_the_command_line_fills_what_python_says() -> None:
+    asked: list[Ask] = []
+
+    @click.command
+    @asks(Ask)
+    def command(ask: Ask) -> None:
+        asked.append(ask)
+
+    text = "gpt2 --cluster dgx-h100:1 --global-batch 4k --strategy dp=8 --slow 3=1.5 --jitter 0.1 --seed 2 --no-cache"
+    text += " --freeze a --freeze b --shard-rule mlp=row --tokens 1e12 --optimizer sgd"
+    CliRunner().invoke(command, text.split(), catch_exceptions=False)
+    CliRunner().invoke(command, "gpt2 --cluster a --global-batch 8 --seed 3".split(), catch_exceptions=False)
+    assert asked == [
+        Ask(
+            "gpt2",
+            cluster="dgx-h100:1",
+            global_batch=4000,
+            strategy="dp=8",
+            conditions=Conditions(slow=((3, 1.5),), jitter=0.1, seed=2),
+            freeze=("a", "b"),
+            shard_rules=(("mlp", "row"),),
+            tokens=10**12,
+            optimizer="sgd",
+        ),
+        Ask("gpt2", cluster="a", global_batch=8, use_cache=True),
+    ]

@@ -6,13 +6,14 @@ A cell that is empty, ``?``, ``nan`` or ``None`` is not stated: it is never read
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from traincast.errors import FileFormatError
+from traincast.errors import FileFormatError, MissingDependencyError
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 Row: TypeAlias = Mapping[str, Any]
@@ -152,3 +153,12 @@ def flag(row: Row, key: str) -> bool | None:
     if value is None:
         raise RowError(f"{key} is {written[:40]!r}: expected 0 or 1")
     return value > 0
+
+
+def to_frame(found: Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return rows, or columns by name, as a pandas table; refuses if pandas is not installed."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingDependencyError("pandas", "to_pandas()", extra="pandas") from None
+    return pd.DataFrame(found if isinstance(found, Mapping) else list(found))

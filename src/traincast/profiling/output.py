@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from traincast import files
 from traincast.brief import Brief, BriefTable
 from traincast.errors import FileFormatError, RequestError
 from traincast.journal import Journal
 from traincast.profiling.rows import COLLECTIVE_COLUMNS, ISOLATED, OPERATOR_COLUMNS, Columns, Row
+from traincast.tables import to_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 
@@ -45,6 +49,10 @@ class Profile(Brief):
     kept: int
     left: int
     warnings: tuple[str, ...]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the rows of the table as a pandas table."""
+        return to_frame(self.rows)
 
     def brief(self) -> BriefTable:
         """Return where the rows are, and how many."""

@@ -24,14 +24,17 @@ from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.engine import simulate
 from traincast.scheduling.queue.failures import Failures
 from traincast.scheduling.queue.metrics import Metrics, measure, measure_by_vc
-from traincast.scheduling.queue.outcome import JobOutcome, Outcome
+from traincast.scheduling.queue.outcome import COLUMNS, JobOutcome, Outcome
 from traincast.scheduling.queue.speeds import Speeds
 from traincast.scheduling.space.cluster import SharedCluster
 from traincast.scheduling.space.nodes import MAX_GPUS_PER_NODE, MAX_NODES, load_nodes, read_nodes
 from traincast.scheduling.space.placement import Placement
+from traincast.tables import to_frame
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from traincast.scheduling.sharing.contention import Contention
     from traincast.scheduling.sharing.step_times import StepTimes
 
@@ -195,6 +198,10 @@ class Schedule(Brief):
             "notes": list(queue.notes),
             **self.figures(),
         }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the outcome of each job, in order of submission, as a pandas table."""
+        return to_frame({name: getattr(fate, name) for name in COLUMNS} for fate in self.outcome.fates)
 
     def write_jobs(self, path: Path | str) -> None:
         """Write the outcome of each job as CSV."""

@@ -20,9 +20,11 @@ from traincast.searching.problem import Limits, SpaceCounts
 from traincast.searching.space import OFFLOADS, recomputation, recomputes
 from traincast.strategy import Request, Strategy
 from traincast.strategy.schedules import SCHEDULES
+from traincast.tables import to_frame
 from traincast.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 
@@ -221,6 +223,10 @@ class Answer(Brief):
         ]
         said = f"{self.model}, global batch {self.global_batch}: best {self.objective} of {self.counts.evaluated:,}"
         return BriefTable(f"{said} strategies", rows, ("strategy", "cluster", "step", "memory", "chance"))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the candidates, one row each, as a pandas table."""
+        return to_frame(candidate.to_dict() for candidate in self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,11 @@ from traincast.estimate import Estimates
 from traincast.simulate.executor import execute, execute_compiled
 from traincast.strategy.costs import CostTable
 from traincast.strategy.plan import NUM_STREAMS, Plan, Stream
+from traincast.tables import to_frame
 from traincast.units import format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,6 +42,11 @@ class Timeline(Brief):
     def step_s(self) -> float:
         """The time at which the last task ends, in seconds."""
         return float(self.end.max()) if len(self.end) else 0.0
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the spans as a pandas table: task, row, stream, start and end in seconds."""
+        found = self.spans()
+        return to_frame({field.name: getattr(found, field.name) for field in fields(found)})
 
     def spans(self) -> Spans:
         """One row per task and lane it holds, in program order."""

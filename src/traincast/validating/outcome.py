@@ -7,12 +7,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from traincast.brief import Brief, BriefTable
 from traincast.measured import count_assumptions
 from traincast.measured.wrong_units import wrong_memory_unit, wrong_time_unit
+from traincast.tables import to_frame
 from traincast.validating.metrics import f1, summarize
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +151,10 @@ class RowValidation(Brief):
             ]
             figures["memory_coverage_90"] = sum(inside) / len(inside) if inside else math.nan
         return figures
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the rows as a pandas table."""
+        return to_frame(map(asdict, self.rows))
 
     def to_dict(self) -> dict[str, Any]:
         """Return rows and figures as plain values, for JSON."""
