@@ -1,4 +1,4 @@
-"""Intervals on uncalibrated clusters: fits the factors of :mod:`traincast.report.uncertainty` to published errors.
+"""Intervals on uncalibrated clusters: fits the factors of :mod:`traincast.report.outlook` to published errors.
 
     python -m benchmarks.uncalibrated --steps FILE [FILE] --dp-steps FILE [FILE] [--most 120]
 
@@ -27,7 +27,7 @@ from traincast.measured import dp_steps, steps
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.complete import completed
 from traincast.measured.run import Measured
-from traincast.report.uncertainty import LEAST, StepKind, step_kind
+from traincast.report.outlook import LEAST, StepKind, step_kind
 from traincast.simulate import interval
 from traincast.strategy.releases import has_experts
 from traincast.tables import RowError, read_rows

@@ -14,8 +14,7 @@ from tests.conftest import GPT, AnalyticalCostModel, ChosenSeconds, request_of, 
 from traincast import Calibration, Report, Request, predict
 from traincast.cluster import FEATURES, MOST_LIKELY, Correction, Stall
 from traincast.forecast import forecast
-from traincast.report.outlook import StepTraits, correction_at, expect, look_at, unfamiliar
-from traincast.report.uncertainty import STRAINED, widened
+from traincast.report.outlook import STRAINED, StepTraits, correction_at, expect, look_at, unfamiliar, widened
 
 NUMBER = len(FEATURES)
 ORIGIN = (0.0,) * NUMBER

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from traincast import capture
-from traincast.report.uncertainty import FACTORS, LEAST, STRAINED, step_kind, widened
+from traincast.report.outlook import FACTORS, LEAST, STRAINED, step_kind, widened
 
 
 @pytest.mark.parametrize(

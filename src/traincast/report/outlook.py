@@ -1,24 +1,79 @@
-"""Expected time of a real run, its 90 % interval and warnings, from its simulation and its cluster's calibration."""
+"""Expected time of a real run, its 90 % interval and warnings, from its simulation and its cluster's calibration.
+
+On a cluster that nobody calibrated, the interval comes from published errors of other sources. The intervals of the
+works, propagated through the simulation, say how sure their times are: they are wider for devices and links that nobody
+measured, and for sizes far from measured ones. What they cannot say is how well the simulation describes a framework.
+So each end is that of the propagated interval, as a logarithm and never less than :data:`LEAST`, times a factor.
+Factors differ by what a step is like (:func:`step_kind`): they are quantiles of the errors of published runs, where
+every source has the same weight. ``python -m benchmarks.uncalibrated`` fits them, and shows how often the interval
+holds the runs of a source, or of a mixture of experts, that the fit has not seen.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
 from traincast.estimate import SOURCES, Estimates
-from traincast.graph import Operator
+from traincast.graph import Operator, OperatorGraph, OpKind
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
-from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
+from traincast.strategy.model_kind import model_kind
+from traincast.strategy.releases import has_experts
 from traincast.units import format_seconds
+
+StepKind: TypeAlias = Literal["language", "strained", "experts", "images", "other"]
+
+LEAST: Final = 0.2
+"""Added to a propagated end, as the root of the sum of squares: no works are so sure that a step is."""
+FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
+    "language": (0.63, 0.83),
+    "strained": (0.63, 4.22),
+    "experts": (0.48, 1.05),
+    "images": (1.11, 0.78),
+    "other": (0.70, 1.41),
+}
+"""Multiples of the lower and of the upper end of the propagated interval, as logarithms, for each kind of step."""
+STRAINED: Final = 0.35
+"""Share of a step in exposed communication and in waiting for the host from which a language model is ``strained``.
+
+Such steps are ruled by what differs most between machines: hosts, and tensor parallelism between nodes.
+"""
+
+
+def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
+    """Return the kind of a step: of a mixture of experts, a language model, a network for images, or another one.
+
+    A language model has causal attention. ``idle_share`` is the share of the step in which devices wait for
+    communication or for the host.
+    """
+    if has_experts(graph):
+        return "experts"
+    reads = model_kind(graph)
+    if reads == "images":
+        return "images"
+    causal = any(op.kind is OpKind.ATTENTION and op.attributes.get("causal") for op in graph.operators)
+    if reads != "sequences" or not causal:
+        return "other"
+    return "strained" if idle_share > STRAINED else "language"
+
+
+def widened(kind: StepKind, *, below: float, above: float) -> tuple[float, float]:
+    """Return the multiples of its forecast between which a step of this kind is in 90 % of cases.
+
+    ``below`` and ``above`` are the ends of its propagated interval, as positive logarithms.
+    """
+    low, high = FACTORS[kind]
+    return math.exp(-low * math.hypot(below, LEAST)), math.exp(high * math.hypot(above, LEAST))
+
 
 _COUNTS: Final = 6
 """Number of leading features that are plain counts, which warnings can name."""
@@ -30,7 +85,7 @@ UNCALIBRATED: Final = (0.8, 2.3)
 """What 90 % of runs on clusters that are not calibrated take of their forecast, if nothing else is known of them.
 
 Measured by forecasting each published source with parameters fitted to all others; all sources have equal weight. The
-interval of a step whose plan is known is that of :mod:`traincast.report.uncertainty`.
+interval of a step whose plan is known is that of :func:`widened`.
 """
 _RARE: Final = 0.05
 _NEAR: Final = 1.5
