@@ -92,10 +92,10 @@ unit: $(STAMP) $(PROGRAMS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
 
 unit-forecasts: $(STAMP) $(PROGRAMS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TIER) $(SEARCHES:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(COMPILE) -m pytest $(TIER) $(SEARCHES:%=--ignore=%)
 
 unit-searches: $(STAMP) $(PROGRAMS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TIER) $(SEARCHES)
+	OMP_NUM_THREADS=1 $(COMPILE) -m pytest $(TIER) $(SEARCHES)
 
 # The whole ledger of exact values; entries of tables that are not here are skipped.
 ledger: $(STAMP)

@@ -134,7 +134,7 @@ def gained(case: Case) -> tuple[float, float] | None:
     report = predict(case.model, use_cache=True, **given).report  # type: ignore[call-overload]
     if report.choice is None or report.choice.most_gain is None or not report.fits:
         return None
-    best = search(case.model, use_cache=True, top=1, **given).best  # type: ignore[arg-type]
+    best = search(case.model, use_cache=True, top=1, **given).best  # type: ignore[call-overload]
     return 1.0 - best.report.step_s / report.step_s, report.choice.most_gain
 
 

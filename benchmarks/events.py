@@ -11,7 +11,7 @@ from traincast.forecast import default_cost_model
 from traincast.graph.load import load_model
 from traincast.simulate import expand, simulate
 from traincast.simulate.conditions import under, who_waits
-from traincast.simulate.events import execute_events
+from traincast.simulate.event_queue import execute_queue
 from traincast.simulate.servers import run_servers
 from traincast.strategy import Request, Strategy, load_precision, load_runtime, lower
 from traincast.strategy.servers.tasks import Piece, ServerSetup
@@ -33,7 +33,7 @@ def rate() -> None:
     duration = full.costs(seconds)[full.cost]
 
     def events() -> float:
-        _, end = execute_events(
+        _, end = execute_queue(
             duration,
             lane_start=full.lane_start,
             lanes=full.lanes,

@@ -2,12 +2,12 @@
 
     python -m benchmarks.finetune finetune.parquet [-o outcomes.json] [--write]
 
-Some figures of :class:`traincast.measured.finetune_habits.Habits` were chosen by looking at published runs. Here a
-program chooses them: for each source it starts from neutral figures, takes for one habit after another the candidate
-with the least error on the other sources, and judges the source that was left out. A habit that no other source shows
-stays neutral. In a second column, forecasts are also multiplied by the median ratio of measured to forecast of the
-other sources with the same kind of framework. No calibration of a cluster is used. Forecasts are saved in the file
-given by ``-o`` and reused by a later run. ``--write`` replaces the tables in docs/fine-tuning.md.
+Some figures of fine-tuning (:class:`Habits`) were chosen by looking at published runs. Here a program chooses them: for
+each source it starts from neutral figures, takes for one habit after another the candidate with the least error on the
+other sources, and judges the source that was left out. A habit that no other source shows stays neutral. In a second
+column, forecasts are also multiplied by the median ratio of measured to forecast of the other sources with the same
+kind of framework. No calibration of a cluster is used. Forecasts are saved in the file given by ``-o`` and reused by a
+later run. ``--write`` replaces the tables in docs/fine-tuning.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -27,10 +27,10 @@ from benchmarks.markdown import table as markdown
 from benchmarks.markers import write
 from traincast.forecast import forecast
 from traincast.measured.calibrations import without_calibration
-from traincast.measured.finetune import MeasuredTuning, group_of, read_tuning, start_up
-from traincast.measured.finetune_habits import NEUTRAL, USUAL, Habits
-from traincast.measured.finetune_words import tuning_of
-from traincast.strategy import load_runtime
+from traincast.measured.dialect import vocabulary
+from traincast.measured.finetune import MeasuredTuning, completed, group_of, read_tuning, start_up
+from traincast.measured.tuning import Tuning, Tunings, tuning_of
+from traincast.strategy import Request, find_runtime, load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, figure, read_rows, text
 from traincast.validating.finetune import counted, reserved_ratio
@@ -52,6 +52,53 @@ LEAST_GAIN: Final = 0.002
 """By how much the error on other sources must fall before a habit leaves its neutral value."""
 Ratios = tuple[float | None, float | None]
 """Measured over forecast of one row: its time and its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How fine-tuning runs behave where a row does not say.
+
+    ``padded``: tokens computed per token counted, if batches of similar lengths are padded to their longest sequence.
+    ``start_s``: seconds that the first step takes longer than others, if the time of a step is that of a short run.
+    ``update_passes``: how often an update that is not fused reads and writes its tensors; 0 leaves it to the runtime.
+    ``targets``: layers that Megatron's recipes adapt by default; none leaves it to the reader. With ``methods``, the
+    extra kernels of adapter methods other than LoRA are counted.
+    """
+
+    padded: float = vocabulary(Tunings).padded
+    start_s: float = vocabulary(Tunings).start_s
+    update_passes: int = 0
+    targets: tuple[str, ...] = ()
+    methods: bool = True
+
+    def of(self, row: Row, tuning: Tuning) -> Tuning:
+        """Return what a row says of its fine-tuning, with the targets and methods of these habits."""
+        if self.targets and not tuning.targets and tuning.method != "full" and _megatron(row):
+            tuning = replace(tuning, targets=self.targets)
+        if not self.methods and tuning.method not in ("full", "lora"):
+            tuning = replace(tuning, method="lora", targets=(), rank=0 if tuning.trainable else tuning.rank)
+        return tuning
+
+    def read(self, index: int, row: Row) -> MeasuredTuning:
+        """Return the run of a row under these habits."""
+        row = completed(row, [])
+        found = read_tuning(index, row, tuning=self.of(row, tuning_of(row)), padded=self.padded)
+        return replace(
+            found,
+            run=replace(found.run, request=self._updated(found.run.request)),
+            longest=self._updated(found.longest),
+        )
+
+    def _updated(self, request: Request) -> Request:
+        if not self.update_passes or request.runtime.kernels.update_passes == 1:
+            return request
+        return replace(request, runtime=request.runtime.patched(kernels={"update_passes": self.update_passes}))
+
+
+USUAL: Final = Habits()
+"""The habits of forecasts."""
+NEUTRAL: Final = Habits(padded=1.0, start_s=0.0, update_passes=1, targets=("q", "v"), methods=False)
+"""What one would take who has seen no run: nothing is padded or slower at first, and all adapters are LoRA."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -109,12 +156,12 @@ class Judge:
         if (seconds and time_key not in self._known) or (nbytes and memory_key not in self._known):
             self._forecast(index, habits, time_key, memory_key)
         return (
-            seconds / (self._known[time_key] + start_up(self.rows[index], habits)) if seconds else None,
+            seconds / (self._known[time_key] + start_up(self.rows[index], habits.start_s)) if seconds else None,
             nbytes / self._known[memory_key] if nbytes else None,
         )
 
     def _forecast(self, index: int, habits: Habits, time_key: str, memory_key: str) -> None:
-        found = read_tuning(index, self.rows[index], habits=habits)
+        found = habits.read(index, self.rows[index])
         if found.run.seconds and time_key not in self._known:
             self._known[time_key] = self._seconds(without_calibration(found.run.request))
         if found.run.memory_bytes and memory_key not in self._known:
@@ -225,6 +272,10 @@ def _says(value: Any) -> str:
     return "+".join(value) if isinstance(value, tuple) else f"{value:g}"
 
 
+def _megatron(row: Row) -> bool:
+    return find_runtime(text(row, "framework")).name.startswith("megatron") if text(row, "framework") else False
+
+
 def _kind(found: MeasuredTuning) -> str:
     """Return the kind of framework of a row: Megatron's, or plain modules of Hugging Face and the like."""
     return "megatron" if found.run.request.runtime.name.startswith("megatron") else "plain"
@@ -239,7 +290,7 @@ def _matters(found: MeasuredTuning, row: Row) -> tuple[str, ...]:
         "targets": megatron and tuning.method != "full" and not tuning.targets,
         "update_passes": found.run.request.runtime.kernels.update_passes > 1,
         "padded": bool(figure(row, "avg_tokens_per_step")) and "packed" not in notes and "padding" in notes,
-        "start_s": start_up(row, USUAL) > 0.0,
+        "start_s": start_up(row) > 0.0,
     }
     return tuple(name for name in CANDIDATES if decide[name])
 

@@ -23,8 +23,9 @@ from benchmarks.resource_runs import SETTINGS, ResourceRun
 from benchmarks.resource_table import MOST_BEHIND, behind, runs_in
 from traincast.cli.run_resources import SampledRun, compare_run, sampled_run
 from traincast.journal import Journal, key_of
+from traincast.resources.ask import HZ
 from traincast.resources.bursts import FIGURES, RESOURCES
-from traincast.resources.curves import HZ, uses_of
+from traincast.resources.curves import uses_of
 from traincast.testbed.compare import forecast_of
 
 Errors = Mapping[str, Mapping[str, float | None]]

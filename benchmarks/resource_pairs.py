@@ -28,9 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchmarks.forked import ForkedProcess, start_forked
 from benchmarks.resource_runs import ResourceRun, prepare, request_of
 from traincast.files import make_folder, write_text
-from traincast.processes.forked import ForkedProcess, start_forked
 from traincast.testbed.folder import RunFolder, read_run_folder
 from traincast.testbed.network import NodeNetwork, shaped
 from traincast.testbed.rank.launch import PORT

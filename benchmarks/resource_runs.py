@@ -211,7 +211,7 @@ def request_of(run: ResourceRun) -> RunRequest:
 
 def measure(run: ResourceRun, folder: Path) -> None:
     """Run once, with ranks that are copies of this process, and keep the folder of the run."""
-    from traincast.processes.forked import start_forked
+    from benchmarks.forked import start_forked
     from traincast.testbed.run import run as run_testbed
 
     _in_a_copy(lambda: run_testbed(request_of(run), folder / run.name, start=start_forked, traced=False))
@@ -220,7 +220,7 @@ def measure(run: ResourceRun, folder: Path) -> None:
 
 def _in_a_copy(act: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
     """Act in a copy of this process; raises if that fails or takes too long."""
-    from traincast.processes.forked import ForkedProcess
+    from benchmarks.forked import ForkedProcess
 
     copy = ForkedProcess(act)
     try:

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.resource_runs import ResourceRun, request_of
 from traincast.cli.run_resources import SampledRun, sampled_run
 from traincast.files import writing
+from traincast.resources.ask import HZ
 from traincast.resources.bursts import FIGURES, RESOURCES, use_of
-from traincast.resources.curves import HZ
 from traincast.tables import read_rows
 
 if TYPE_CHECKING:

@@ -15,18 +15,22 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.timing import best, table
+from traincast.errors import RequestError
 from traincast.scheduling import POLICIES, Costs, Job, Metrics, Outcome, SharedCluster, measure, simulate
 from traincast.scheduling.check import check_fit
-from traincast.scheduling.estimates.sources import forecast_errors, load_estimates
+from traincast.scheduling.estimates.beliefs import Beliefs, Given
+from traincast.scheduling.estimates.sources import load_estimates
 from traincast.scheduling.estimates.stand_ins import load_stand_ins
 from traincast.scheduling.joblogs.read import JobLog, load_jobs
+from traincast.scheduling.joblogs.table import Bools, Floats
 from traincast.scheduling.sharing.step_times import StepTimes
 from traincast.scheduling.space.nodes import load_nodes
 from traincast.scheduling.study import Regret, regrets, run_study
@@ -38,6 +42,43 @@ REFERENCE = {
     "srtf": "expected_srtf_free_preemption.csv.gz",
 }
 COSTS = Costs(checkpoint_s=10, checkpoint_s_per_gpu=1, restore_s=20, restore_s_per_gpu=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """Errors of the forecasts of one model's jobs: ratios of forecast over duration."""
+
+    model: str
+    num_jobs: int
+    median_ratio: float
+    low_ratio: float
+    high_ratio: float
+    mape: float
+
+
+def forecast_errors(log: JobLog, believed: Beliefs | Mapping[str, float]) -> list[ModelError]:
+    """Forecasts against durations, for each model of a log and (as "all") together; jobs without one are left out."""
+    timed = log.select(log.numbers["duration_s"] > 0)
+    given = believed.by_job if isinstance(believed, Given) else believed
+    if not isinstance(given, Mapping):
+        raise RequestError("only forecasts have errors: give the estimates that load_estimates returns for predicted")
+    seconds = np.array([given[name] for name in timed.texts["job_id"].tolist()], dtype=np.float64)
+    ratios = seconds / timed.numbers["duration_s"]
+    names = timed.texts["model"]
+    found = [_error(name, ratios, np.asarray(names == name, dtype=bool)) for name in sorted(set(names.tolist()))]
+    return [*found, _error("all", ratios, np.ones(len(ratios), dtype=bool))]
+
+
+def _error(name: str, ratios: Floats, mask: Bools) -> ModelError:
+    chosen = ratios[mask]
+    return ModelError(
+        model=name,
+        num_jobs=len(chosen),
+        median_ratio=float(np.median(chosen)),
+        low_ratio=float(chosen.min()),
+        high_ratio=float(chosen.max()),
+        mape=float(np.mean(np.abs(chosen - 1.0))),
+    )
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:

@@ -124,7 +124,7 @@ def space() -> None:
     rows = []
     for workers in (2, 1):
         began = time.perf_counter()
-        answer = search(**LARGE, engine=local_engine(workers), use_cache=True)  # type: ignore[arg-type]
+        answer = search(**LARGE, engine=local_engine(workers), use_cache=True)  # type: ignore[call-overload]
         counts = answer.counts
         rows.append(
             (

@@ -30,7 +30,7 @@ from traincast.cluster import Calibration, find_node, load_device, write_calibra
 from traincast.estimate.operators.efficiency import achievable
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
-from traincast.measured.complete import completed
+from traincast.measured.table import completed
 from traincast.report.outlook import UNCALIBRATED
 from traincast.strategy.model_kind import model_kind
 from traincast.tables import Row, read_rows, text

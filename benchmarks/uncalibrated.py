@@ -25,8 +25,8 @@ from traincast.errors import TraincastError
 from traincast.forecast import forecast
 from traincast.measured import dp_steps, steps
 from traincast.measured.calibrations import without_calibration
-from traincast.measured.complete import completed
 from traincast.measured.run import Measured
+from traincast.measured.table import completed
 from traincast.report.outlook import LEAST, StepKind, step_kind
 from traincast.simulate import interval
 from traincast.strategy.releases import has_experts

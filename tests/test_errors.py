@@ -85,7 +85,7 @@ def test_an_argument_of_the_wrong_kind_is_refused_in_one_line(arguments: dict[st
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: search(GPT, cluster=None, global_batch=8), "cluster is None"),  # type: ignore[arg-type]
+        (lambda: search(GPT, cluster=None, global_batch=8), "cluster is None"),  # type: ignore[call-overload]
         (lambda: calibrate(None, cluster="dgx-h100"), "table is None"),  # type: ignore[arg-type]
         (lambda: validate(None), "table is None"),  # type: ignore[arg-type]
         (lambda: load_cluster(None), "cluster is None"),  # type: ignore[arg-type]

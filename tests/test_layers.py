@@ -100,6 +100,49 @@ def test_imports_point_down(path: Path) -> None:
         assert LEVEL.get(other, LEVEL["validating"]) < LEVEL[part], f"{part} imports {other}"
 
 
+def module_of(path: Path) -> str:
+    """The dotted name of the module at ``path``."""
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def circles_of(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Modules that import one another, directly or through others: each largest set, by Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        path.append(name)
+        for other in imports[name]:
+            if other not in number:
+                visit(other)
+            if other in path:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == number[name]:
+            circle = set(path[path.index(name) :])
+            del path[path.index(name) :]
+            if len(circle) > 1:
+                found.append(circle)
+
+    for name in imports:
+        if name not in number:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    """Imports for types and imports inside functions count; a name from a package also imports its ``__init__``."""
+    modules = {module_of(path): path for path in MODULES}
+    imports: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        named = imports_of(ast.parse(path.read_text(encoding="utf-8")))
+        named |= {each.rpartition(".")[0] for each in named}
+        imports[name] = named & set(modules) - {name}
+    assert circles_of(imports) == []
+
+
 def test_strategy_and_its_cost_models_do_not_know_each_other() -> None:
     for path in MODULES:
         if part_of(path) == "strategy":

@@ -26,7 +26,7 @@ from traincast.cli.main import main
 from traincast.export import export as written_for
 from traincast.graph.files import graph_to_dict
 from traincast.measured import dp_steps, finetune, steps
-from traincast.measured.complete import completed
+from traincast.measured.table import completed
 from traincast.tables import RowError, read_rows
 
 RENAMED: Final[dict[str, str]] = {

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from traincast.graph import Operator, OperatorGraph, TensorSpec
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
-    from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
+    from traincast.profiling.collectives.cases import CollectiveRequest
     from traincast.profiling.monitor.sample import Monitored
+    from traincast.profiling.operators.measure import OperatorRequest
+    from traincast.profiling.output import Profile
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, Report
     from traincast.resources.bursts import ResourceUse
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
     from traincast.testbed.folder import RunFolder
     from traincast.testbed.outcome import Comparison as RunComparison
     from traincast.testbed.run import run_testbed
-    from traincast.testbed.study.study import Study as RunStudy
+    from traincast.testbed.study.outcome import Study as RunStudy
     from traincast.testbed.study.study import study_testbed
     from traincast.traces.diff import TraceDiff
     from traincast.traces.learn import LearnedEvents
@@ -96,7 +98,9 @@ _HOMES = {
     "traincast.graph": "Operator OperatorGraph TensorSpec",
     "traincast.graph.files": "load_graph save_graph",
     "traincast.graph.load": "capture",
-    "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
+    "traincast.profiling.collectives.cases": "CollectiveRequest",
+    "traincast.profiling.operators.measure": "OperatorRequest",
+    "traincast.profiling.output": "Profile",
     "traincast.profiling.monitor.sample": "Monitored",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast Report",
@@ -115,7 +119,8 @@ _HOMES = {
     "traincast.testbed.folder": "RunFolder",
     "traincast.testbed.outcome": "RunComparison",
     "traincast.testbed.run": "run_testbed",
-    "traincast.testbed.study.study": "RunStudy study_testbed",
+    "traincast.testbed.study.outcome": "RunStudy",
+    "traincast.testbed.study.study": "study_testbed",
     "traincast.traces.diff": "TraceDiff",
     "traincast.traces.learn": "LearnedEvents",
     "traincast.traces.replay": "ReplayReport",

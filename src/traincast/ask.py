@@ -78,7 +78,10 @@ class Option:
 
     ``metavar`` is the placeholder of its value. ``flag`` is the option's name if it is not that of the field; a field
     whose ``flag`` is None is for Python alone. ``turns_off``: the option, which takes no value, sets the field to
-    False, and the command line's default is True. ``read`` reads one value of a field that is neither text nor number.
+    False, and the command line's default is True. ``read`` reads the text of one value that is neither text nor number;
+    the text of a ``whole`` field holds all of its values. Texts of an option that may be given several times are
+    ``joined`` to one, if the field is one text. ``time``: the text is a time such as 30min. ``bare`` is the
+    value of an option that is given without one, ``short`` another spelling such as -o.
     """
 
     help: str
@@ -86,6 +89,11 @@ class Option:
     flag: str | None = ""
     turns_off: bool = False
     read: Callable[[str], Any] | None = None
+    whole: bool = False
+    joined: str = ""
+    time: bool = False
+    bare: Any = None
+    short: str = ""
 
 
 def python_only(meaning: str) -> Option:
@@ -175,6 +183,11 @@ class Conditions:
         if self.share_links:
             parts.append("messages share links")
         return ", ".join(parts) or "as estimated"
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything differs from the ideal cluster; a seed alone changes nothing."""
+        return self != Conditions(seed=self.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """The conditions as plain values, for the JSON of a report; ``text`` has them in words."""

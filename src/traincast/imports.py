@@ -59,7 +59,7 @@ def make_by_name(kind: str, name: str, known: Mapping[str, Callable[[], Made]], 
         raise UnknownNameError(kind, name, known, hint="or give package.module:Class")
     made = import_callable(name, kind, role="Class")()
     if not isinstance(made, base):
-        home = base.__module__.rpartition(".")[0]
+        home = ".".join(base.__module__.split(".")[:2])  # the package that offers it
         raise RequestError(f"{kind} {name!r} makes a {type(made).__name__}: subclass {home}.{base.__name__}")
     return made
 

@@ -57,13 +57,13 @@ def read_arrow(path: Path, *, needs: Sequence[str], wants: Sequence[str] | None 
 
             file = pq.ParquetFile(path)
             names = file.schema_arrow.names
-            _check(path, names, needs)
+            check_columns(path, names, needs)
             table = file.read(columns=[c for c in names if wants is None or c in wants], use_threads=False)
         elif path.name.endswith((".csv", ".csv.gz")):
             from pyarrow import csv
 
             table = csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
-            _check(path, table.column_names, needs)
+            check_columns(path, table.column_names, needs)
         else:
             raise FileFormatError(f"{path} is neither .csv, .csv.gz nor .parquet")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -71,7 +71,8 @@ def read_arrow(path: Path, *, needs: Sequence[str], wants: Sequence[str] | None 
     return table
 
 
-def _check(path: Path, names: Sequence[str], needs: Sequence[str]) -> None:
+def check_columns(path: Path, names: Sequence[str], needs: Sequence[str]) -> None:
+    """Refuse a table with the columns ``names`` that lacks any that it ``needs``."""
     missing = [name for name in needs if name not in names]
     if missing:
         raise FileFormatError(

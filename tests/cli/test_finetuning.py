@@ -62,7 +62,7 @@ def test_a_search_repeats_the_options_for_predict(capsys: pytest.CaptureFixture[
 @pytest.mark.long(guard="searching/test_bulk.py::test_models_with_frozen_weights_are_forecast_as_they_would_be_alone")
 def test_a_search_of_adapters_finds_the_step_that_predict_forecasts() -> None:
     tuning = {"lora": "rank=8,targets=all", "quantize": 4}
-    best = search(GPT, cluster="dgx-a100:1", global_batch=16, constraint="pp=1,cp=1", **tuning).best  # type: ignore[arg-type]
+    best = search(GPT, cluster="dgx-a100:1", global_batch=16, constraint="pp=1,cp=1", **tuning).best  # type: ignore[call-overload]
     alone = predict(GPT, cluster="dgx-a100:1", global_batch=16, strategy=best.strategy, **tuning)  # type: ignore[call-overload]
     assert best.report.step_s == pytest.approx(alone.report.step_s, rel=1e-9)
     assert best.report.memory == alone.report.memory

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.cluster import device_names, load_device
+from traincast import load_device
+from traincast.cluster import device_names
 from traincast.cluster.architecture import architecture_names, load_architecture
 from traincast.estimate.operators.efficiency import INTERVALS, MEMORY_SHARE, Achievable, achievable
 from traincast.graph import OpKind

@@ -10,7 +10,7 @@ import pytest
 from traincast import AnalyticalCostModel, Operator, TensorSpec
 from traincast.cluster import find_device
 from traincast.estimate.operators.features import family_of, shapes_of
-from traincast.fitting.rows.operator import RowConfig, canonical_name, key_of, measured_operator, operator_of
+from traincast.fitting.rows.operator import RowConfig, canonical_name, key_of, operator_of
 from traincast.fitting.rows.parts import parts_of
 from traincast.graph import DType, OpKind, Phase
 from traincast.tables import RowError
@@ -249,13 +249,6 @@ def test_the_same_work_written_in_two_ways_is_one_configuration() -> None:
     assert key_of(made("relu", {"rows": 8, "cols": 32})) == key_of(made("relu", {"rows": 32, "cols": 8}))
     assert key_of(a) != key_of(made("layernorm", {"b": 2, "l": 8, "dim": 16}, phase="bwd"))
     assert key_of(a) != key_of(made("layernorm", {"b": 2, "l": 8, "dim": 16}, dtype="fp32"))
-
-
-def test_a_row_gives_the_operator_and_its_parts() -> None:
-    row = {"op": "gemm", "phase": "bwd", "dtype": "fp16", "b": 1, "m": 2, "n": 3, "k": 4, "params": None, "device": "x"}
-    measured = measured_operator(row)
-    assert measured.operator.name == "gemm.bwd"
-    assert measured.parts == parts_of(measured.operator)
 
 
 ALL = [

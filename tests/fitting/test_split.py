@@ -15,7 +15,6 @@ from traincast.fitting.split import (
     Merged,
     Split,
     by_device,
-    by_region,
     by_source,
     by_unseen_dims,
     carve_validation,
@@ -118,15 +117,6 @@ def test_validation_is_disjoint_from_what_is_left_to_train_on() -> None:
     assert sides[0] & sides[1] == sides[0] & sides[2] == sides[1] & sides[2] == set()
     assert sides[0] | sides[1] == keys_of(split.train, keys)
     assert 0.07 < len(carved.test) / len(split.train) < 0.13
-
-
-def test_the_region_held_out_is_the_largest() -> None:
-    keys, groups, _ = table(2000, 500)
-    size = (keys % np.uint64(1000)).astype(float)
-    split = by_region(keys, groups, size)
-    assert size[split.train.rows].max() < size[split.test.rows].min()
-    assert 0.1 < len(split.test) / (len(split.train) + len(split.test)) < 0.3
-    assert_whole(split, keys, groups)
 
 
 def test_unseen_widths_are_in_no_trained_dim() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from traincast.measured.complete import FROM_OTHERS, completed
 from traincast.measured.models import graph_of
+from traincast.measured.table import FROM_OTHERS, completed
 from traincast.tables import Row
 
 

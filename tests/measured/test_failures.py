@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from traincast.measured.failures import failed_otherwise
+from traincast.measured.table import failed_otherwise
 
 RUN: dict[str, Any] = {
     "source": "mine", "framework": "nanotron", "gpu": "H100", "precision": "bf16", "recompute": "none", "n_layers": 16,

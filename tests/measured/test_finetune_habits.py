@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+from benchmarks.finetune import NEUTRAL, USUAL
 
 from tests.measured.test_finetune import ROW
-from traincast.measured.finetune import read_tuning, start_up
-from traincast.measured.finetune_habits import NAMES, NEUTRAL, USUAL
-from traincast.measured.finetune_words import tuning_of
+from traincast.measured.finetune import start_up
+from traincast.measured.tuning import tuning_of
 
 
 def test_every_habit_has_a_neutral_value() -> None:
-    assert all(getattr(NEUTRAL, name) != getattr(USUAL, name) for name in NAMES)
+    assert all(getattr(NEUTRAL, name) != getattr(USUAL, name) for name in (each.name for each in fields(USUAL)))
 
 
 def test_neutral_adapters_are_lora_with_the_stated_number_of_parameters() -> None:
     row = ROW | {"method": "ia3", "lora_rank": None, "trainable_params": 4 * 10 * (512 + 384)}
     assert NEUTRAL.of(row, tuning_of(row)).method == "lora"
     assert USUAL.of(row, tuning_of(row)).method == "ia3"
-    assert read_tuning(0, row, habits=NEUTRAL).run.request.graph.num_trainable_parameters == row["trainable_params"]
+    assert NEUTRAL.read(0, row).run.request.graph.num_trainable_parameters == row["trainable_params"]
 
 
 def test_targets_of_megatron_are_a_habit_and_stated_targets_are_not() -> None:
@@ -33,14 +33,11 @@ def test_targets_of_megatron_are_a_habit_and_stated_targets_are_not() -> None:
 
 def test_padding_lengthens_what_is_computed() -> None:
     row = ROW | {"avg_tokens_per_step": 100.0, "notes": "tokens do not count padding"}
-    lengths = [
-        read_tuning(0, row, habits=replace(USUAL, padded=padded)).run.request.graph.tokens_per_sample
-        for padded in (1.0, 1.2)
-    ]
+    lengths = [replace(USUAL, padded=padded).read(0, row).run.request.graph.tokens_per_sample for padded in (1.0, 1.2)]
     assert lengths == [50, 60]
 
 
 def test_the_start_is_in_proportion_to_its_habit() -> None:
     row = ROW | {"num_steps": 100, "train_time_s": 10.0}
-    assert start_up(row, NEUTRAL) == 0.0
-    assert start_up(row, replace(USUAL, start_s=4.0)) == pytest.approx(0.04)
+    assert start_up(row, NEUTRAL.start_s) == 0.0
+    assert start_up(row, 4.0) == pytest.approx(0.04)

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import pytest
 
-from traincast.measured.finetune_lengths import SPREAD, TextLengths, batches_of, lengths_of, varied
+from traincast.measured.lengths import TextLengths, batches_of, lengths_of, varied
 
 ROW = {"seq": 2048.0, "micro_batch": 2.0, "global_batch": 2.0, "notes": "seq is a cap"}
 
@@ -33,7 +33,7 @@ def test_a_stated_mean_and_deviation_set_the_distribution() -> None:
 def test_the_mean_follows_from_the_tokens_of_a_step_or_from_the_cap() -> None:
     assert lengths_of(ROW | {"avg_tokens_per_step": 600.0}).mean == 300.0
     unstated = lengths_of(ROW)
-    assert TextLengths(mean=unstated.mean, spread=SPREAD, cap=10**6).at(0.99) == pytest.approx(2048.0)
+    assert TextLengths(mean=unstated.mean, spread=unstated.spread, cap=10**6).at(0.99) == pytest.approx(2048.0)
 
 
 def test_a_batch_is_as_long_as_its_longest_text() -> None:

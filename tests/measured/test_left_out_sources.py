@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from benchmarks.finetune import Judge, Ratios, choose, errors, factors
-
-from traincast.measured.finetune_habits import NEUTRAL, Habits
+from benchmarks.finetune import NEUTRAL, Habits, Judge, Ratios, choose, errors, factors
 
 
 class Made(Judge):

@@ -6,8 +6,7 @@ import pytest
 
 from traincast import OperatorGraph, capture, load_runtime
 from traincast.graph import zoo
-from traincast.measured.models import further_tokens, graph_of, zoo_name
-from traincast.measured.published import published_spec, spellings
+from traincast.measured.models import further_tokens, graph_of, published_spec, spellings, zoo_name
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from traincast.cli.main import main
-from traincast.profiling import Timing, measure, operator_set_by_type, save_operator_set
 from traincast.profiling.operators import measure as operators
+from traincast.profiling.operators.opset import operator_set_by_type, save_operator_set
+from traincast.profiling.timing import Timing, measure
 
 TINY = "gpt:layers=2,hidden=16,heads=2,vocab=50,seq=8"
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
+from tests.profiling.running import reason_not_to_run
 from traincast import Operator, TensorSpec
 from traincast.graph import OpKind, Phase
 from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
-from traincast.profiling.operators.executors import BUILDERS, executor_of, memory_of, reason_not_to_run
+from traincast.profiling.operators.executors import BUILDERS, executor_of, memory_of
 from traincast.profiling.operators.measure import distinct_operators
 from traincast.profiling.operators.moving import reduced_dims
 from traincast.profiling.operators.tensors import CannotRunError

@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import graph_of
 from traincast.graph import Phase
-from traincast.profiling import key_of
 from traincast.profiling.operators.in_model import CannotRunModelError, run_model
+from traincast.profiling.rows import key_of
 
 MODELS = [
     "resnet-cifar:layers=8",

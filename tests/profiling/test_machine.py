@@ -10,11 +10,11 @@ import torch
 
 from tests.profiling.test_cli import call
 from traincast import RequestError, capture, load_cluster, predict
-from traincast.profiling import Timing
 from traincast.profiling.machine import figures as machine_figures
 from traincast.profiling.machine import loopback
 from traincast.profiling.machine.figures import Figure, MachineFigures, expected_seconds, measure_machine
 from traincast.profiling.machine.file import machine_toml
+from traincast.profiling.timing import Timing
 
 
 def figure(name: str, value: float, unit: str) -> Figure:

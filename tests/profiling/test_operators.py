@@ -16,11 +16,17 @@ import pytest
 from tests.conftest import graph_of
 from traincast import OperatorRequest, RequestError, UnknownNameError
 from traincast.graph import zoo
-from traincast.profiling import key_of, operator_from_row, profile_operators
 from traincast.profiling.operators import measure as module
-from traincast.profiling.operators.measure import distinct_operators, in_turn, operators_of, request_sources, summary_of
+from traincast.profiling.operators.measure import (
+    distinct_operators,
+    in_turn,
+    operators_of,
+    profile_operators,
+    request_sources,
+    summary_of,
+)
 from traincast.profiling.output import journal_path
-from traincast.profiling.rows import OPERATOR_COLUMNS
+from traincast.profiling.rows import OPERATOR_COLUMNS, key_of, operator_from_row
 
 TINY = "gpt:layers=3,hidden=16,heads=2,vocab=50,seq=8"
 REQUEST = OperatorRequest(models=(TINY,), batch=2, repeats=3, timed_steps=2)

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiling.running import reason_not_to_run
 from traincast import FileFormatError, OperatorRequest, RequestError
 from traincast.graph import OpKind, Phase
-from traincast.profiling import key_of, load_operator_set, operator_set, operator_set_by_type, save_operator_set
-from traincast.profiling.operators.executors import executor_of, memory_of, reason_not_to_run
+from traincast.profiling.operators.executors import executor_of, memory_of
 from traincast.profiling.operators.measure import operators_of
-from traincast.profiling.operators.opset import COLUMNS, operators_by_family
+from traincast.profiling.operators.opset import (
+    COLUMNS,
+    load_operator_set,
+    operator_set,
+    operator_set_by_type,
+    operators_by_family,
+    save_operator_set,
+)
 from traincast.profiling.operators.opset_layers import TYPES, Operators
 from traincast.profiling.operators.opset_shapes import CNN_MODELS
+from traincast.profiling.rows import key_of
 
 CNN_TYPES = "Conv ReLU ReLU6 Mul FC MaxPool AvgPool BatchNorm Mean Add Concat DepthConv Transpose Split"
 TRANSFORMER_TYPES = (

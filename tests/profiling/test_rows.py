@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from tests.conftest import CNN, GPT, graph_of
 from traincast import FileFormatError, Operator, TensorSpec
 from traincast.graph import DType, OpKind, Phase
-from traincast.profiling import SUSPECT_DISPERSION, Timing, key_of, operator_from_row, operator_of, params_of, row_of
-from traincast.profiling.rows import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, PHASES, canonical
+from traincast.profiling.rows import (
+    COLLECTIVE_COLUMNS,
+    OPERATOR_COLUMNS,
+    PHASES,
+    canonical,
+    key_of,
+    operator_from_row,
+    operator_of,
+    params_of,
+    row_of,
+)
+from traincast.profiling.timing import SUSPECT_DISPERSION, Timing
 
 QUIET = Timing(median_s=2e-6, min_s=1e-6, dispersion=0.1, count=7)
 GEMM = Operator(

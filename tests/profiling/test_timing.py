@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.profiling import Timing, measure
-from traincast.profiling.timing import HostClock
+from traincast.profiling.timing import HostClock, Timing, measure
 
 
 class ScriptedClock:

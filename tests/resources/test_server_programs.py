@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import CNN, AnalyticalCostModel, graph_of
+from tests.resources.waves import square_wave
 from traincast import Link, predict
 from traincast.scheduling.sharing.programs import forecast_program
 from traincast.scheduling.sharing.server_programs import ServerProgram
-from traincast.scheduling.sharing.together import slowdowns, square_wave, together
+from traincast.scheduling.sharing.together import slowdowns, together
 from traincast.strategy.servers.tasks import Piece, ServerSetup
 
 NIC = Link(name="nic", bandwidth=100.0, latency_s=0.0)

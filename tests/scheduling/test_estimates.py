@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.scheduling import forecast_errors
 
 from tests.scheduling.described import MLP, cluster, log
 from traincast import FileFormatError, JobLog, RequestError, UnknownNameError
 from traincast.scheduling import Exact, Given, Noisy, User, simulate
 from traincast.scheduling.estimates.forecasts import forecast_durations
-from traincast.scheduling.estimates.sources import forecast_errors, load_estimates, predicted_seconds
+from traincast.scheduling.estimates.sources import load_estimates, predicted_seconds
 from traincast.scheduling.estimates.stand_ins import load_stand_ins, stand_in_names
 from traincast.scheduling.sharing.step_times import StepTimes
 

@@ -12,7 +12,7 @@ from traincast import Job, RequestError, UnknownNameError, predict
 from traincast.cluster import find_device, find_node
 from traincast.cluster.topology import part_of_node
 from traincast.scheduling import simulate
-from traincast.scheduling.estimates.forecasts import ForecastSpeeds, ask_of, forecast_durations, goodput
+from traincast.scheduling.estimates.forecasts import ForecastSpeeds, facts_of, forecast_durations, goodput
 from traincast.scheduling.sharing.step_times import NOWHERE, StepTimes, What, Where
 
 
@@ -60,7 +60,7 @@ def test_several_racks_are_slower_where_the_network_between_them_is_thin() -> No
 
 def test_half_a_gpu_is_half_as_fast(speeds: ForecastSpeeds) -> None:
     share, whole = job(0.5, gpu_type="V100"), job(1, gpu_type="V100")
-    reference = [speeds.steps.reference(ask).step_s for ask in (ask_of(share), ask_of(whole))]
+    reference = [speeds.steps.reference(ask).step_s for ask in (facts_of(share), facts_of(whole))]
     assert reference[0] == 2 * reference[1]
     assert speeds.speed(share, on((1,))) == 1.0
 

@@ -80,12 +80,12 @@ def test_a_job_of_philly_runs_for_the_sum_of_its_attempts(indent: int | None, tm
 
 
 def test_a_job_of_philly_without_submission_is_refused_with_its_entry(tmp_path: Path) -> None:
-    written = json.dumps(
+    text = json.dumps(
         [philly_job("a", "None", attempt("2017-10-07 02:00:00", "2017-10-07 02:10:00", 1)), PHILLY[0], {"jobid": 1}]
     )
     with pytest.raises(FileFormatError, match="entry 3 lacks submitted_time"):
-        load(tmp_path, "log.json", written)
-    log = load(tmp_path, "log.json", written, drop_invalid=True)
+        load(tmp_path, "log.json", text)
+    log = load(tmp_path, "log.json", text, drop_invalid=True)
     assert log["job_id"].tolist() == ["application_1"]
     assert "entry 1 (job a) has nothing" in log.notes[0]
     assert log.notes[1].endswith("1 job left out: 1 without what a job of Philly has")

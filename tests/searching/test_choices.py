@@ -6,7 +6,8 @@ import pytest
 
 from tests.conftest import devices
 from traincast import RequestError, UnknownNameError, load_cluster
-from traincast.searching.places import clusters_to_try, parse_nodes
+from traincast.searching.ask import parse_nodes
+from traincast.searching.places import clusters_to_try
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import GPT, LLAMA, request_of
-from traincast.graph import Operator, OpKind
-from traincast.strategy import Runtime, load_runtime, lower
+from traincast import Operator, Runtime, load_runtime
+from traincast.graph import OpKind
+from traincast.strategy import lower
 from traincast.strategy.program.block import repeated_works
 from traincast.strategy.program.recompute import load_recomputation
 from traincast.work import Collective

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.forked import ForkedProcess
 from click.testing import CliRunner
 
 import traincast
@@ -18,7 +19,6 @@ from tests.testbed.conftest import on_linux
 from traincast import FileFormatError, RequestError
 from traincast.cli.resources_compare import compare as compare_verb
 from traincast.cli.run_resources import sampled_run
-from traincast.processes.forked import ForkedProcess
 from traincast.profiling.monitor.device_counter import DeviceCounter, DeviceReader
 from traincast.testbed.folder import read_run_folder
 from traincast.testbed.rank.serving import CountedPasses, server_job, window_of

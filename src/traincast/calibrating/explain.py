@@ -16,10 +16,11 @@ from traincast.errors import RequestError
 from traincast.forecast import forecast
 from traincast.measured import Measured
 from traincast.measured.calibrations import with_calibration, without_calibration
-from traincast.measured.complete import completed
+from traincast.measured.dialect import Dialect
 from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
+from traincast.measured.table import completed, rows_of
 from traincast.report import Report
-from traincast.tables import RowError, read_rows
+from traincast.tables import RowError
 
 _TENTH: Final = float(np.log(1.1))
 _LEAST: Final = 1e-4
@@ -72,14 +73,21 @@ class Explanation:
 
 
 def explain_row(
-    path: Path, index: int, *, cluster: Cluster | None = None, calibrated: bool = True, allow_code: bool = False
+    path: Path,
+    index: int,
+    *,
+    cluster: Cluster | None = None,
+    calibrated: bool = True,
+    allow_code: bool = False,
+    dialect: Dialect | None = None,
 ) -> Explanation:
     """Explain row ``index`` (from 0) of a table of measured steps.
 
     The run took place on ``cluster`` if it is given, otherwise on the machine that the row describes. With
-    ``calibrated`` false, no calibration is used. A row that cannot be read is refused.
+    ``calibrated`` false, no calibration is used. ``dialect`` says how the table writes its columns and words. A row
+    that cannot be read is refused.
     """
-    rows = completed(read_rows(path, needs=NEEDS_ON_A_CLUSTER))
+    rows = completed(rows_of(path, needs=NEEDS_ON_A_CLUSTER, dialect=dialect))
     if index >= len(rows):
         raise RequestError(f"row {index} is not in {path}: it has rows 0 to {len(rows) - 1}")
     try:

@@ -8,10 +8,9 @@ from pathlib import Path
 from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.cluster import Calibration, Cluster
 from traincast.errors import FileFormatError
-from traincast.measured.complete import completed
 from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
+from traincast.measured.table import completed, rows_of
 from traincast.measured.wrong_units import memory_unit, time_unit, wrong_memory_unit, wrong_time_unit
-from traincast.tables import read_rows
 
 
 def read_runs(
@@ -26,7 +25,7 @@ def read_runs(
     If most times, or most figures of memory, look as if they were in another unit, the table is refused with a guess
     of the unit. Single rows that look so are skipped.
     """
-    rows = completed(read_rows(path, needs=NEEDS_ON_A_CLUSTER))
+    rows = completed(rows_of(path, needs=NEEDS_ON_A_CLUSTER))
     if not rows:
         columns = ", ".join(NEEDS_ON_A_CLUSTER)
         raise FileFormatError(f"{path} has no rows: it needs one row for each measured run, with {columns}")

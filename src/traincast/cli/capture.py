@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from traincast.cli import options
-from traincast.cli.output import console, input_files, print_json, traced
+from traincast.cli.output import console, input_files, print_json, traced_graph
 from traincast.files import check_output
 from traincast.units import format_flops, format_parameters
 
@@ -28,7 +28,7 @@ def capture(model: str, output: str, seq: int | None, as_json: bool) -> None:
     from traincast.graph.files import save_graph
 
     check_output(Path(output), inputs=input_files({"MODEL": model}))
-    graph = traced(model, seq=seq, use_cache=False)
+    graph = traced_graph(model, seq=seq, use_cache=False)
     save_graph(graph, Path(output))
     facts = {
         "name": graph.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,8 +12,10 @@ from traincast.errors import StrategyError
 if TYPE_CHECKING:
     from traincast.strategy import Request
 
+T = TypeVar("T")
 
-def runtime_for(framework: str | None, runtime: str | None) -> str | None:
+
+def runtime_for(framework: str | None, runtime: T | None) -> T | str | None:
     """Return ``runtime`` if given, else the runtime of ``framework``; refuse an unknown framework."""
     if framework is None:
         return runtime

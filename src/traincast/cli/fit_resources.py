@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     help="Groups of each graph, if they are uniform.",
 )
 @click.option(
-    "--factor", type=float, metavar="F", help="Groups divided by the logarithm of the graph's size, if proportional."
+    "--factor",
+    type=float,
+    metavar="F",
+    help="With `proportional`, a graph of n operators has F × log10(n) groups. Default: 4.",
 )
 @click.option(
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 60."

@@ -21,7 +21,7 @@ VERBS: Final = {
     "clusters": ("traincast.cli.catalog", "List the known machines and fitted clusters, or show one."),
     "devices": ("traincast.cli.catalog", "List the known devices, or show one."),
     "runtimes": ("traincast.cli.catalog", "List the known training frameworks, or show one."),
-    "schedule": ("traincast.cli.schedule", "Replay a job trace on a cluster under a scheduling policy."),
+    "schedule": ("traincast.cli.schedule", "Replay a job log on a cluster under a scheduling policy."),
     "validate": ("traincast.cli.validate", "Compare forecasts with a table of measured runs."),
     "calibrate": ("traincast.cli.calibrate", "Learn a cluster from its own measured runs."),
     "fit": ("traincast.cli.fit", "Fit bundles of operator and collective times, and of resource use, to measurements."),

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import check_outputs, write_text
+from traincast.resources.ask import HZ
 from traincast.resources.bursts import RESOURCES
-from traincast.resources.curves import HZ
 
 if TYPE_CHECKING:
     from traincast.profiling.monitor.sample import Monitored

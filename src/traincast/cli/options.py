@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeAlias, TypeVar
 
 import click
+from msgspec import Meta
 
+from traincast.ask import Option
 from traincast.errors import RequestError
 from traincast.units import parse_count, parse_seconds
 
@@ -41,6 +44,9 @@ class Count(_Whole):
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
+
+    def __repr__(self) -> str:
+        return f"Count({self.most:g})"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; text is read by :func:`traincast.units.parse_count`, a default is a number already."""
@@ -85,6 +91,7 @@ CATALOG_CLUSTER: Final = (
 PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, pure-bf16, fp8 or nvfp4."
 COUNT: Final = Count()
 WORKERS: Final = Count(most=1024)
+Workers: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 TIME: Final = Time()
 SEED: Final = Seed()
 
@@ -99,9 +106,25 @@ def _text(first: str, more: str) -> str:
     return f"{first} {more}".rstrip()
 
 
+JSON: Final = Option("Print one JSON document to standard output.", flag="--json")
+HTML: Final = Option("Write a self-contained HTML page to FILE.", "FILE")
+EXPLAIN: Final = Option("Print all warnings, not only the five most important ones.")
+ENGINE: Final = Option("Where the workers run: local (this machine) or ray (a Ray cluster).", "NAME")
+ADDRESS: Final = Option("Address of the Ray cluster. A local one is started if omitted.", "ADDRESS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastShown:
+    """How a verb that forecasts shows its result."""
+
+    html: Annotated[str | None, HTML] = None
+    explain: Annotated[bool, EXPLAIN] = False
+    as_json: Annotated[bool, JSON] = False
+
+
 def json() -> Decorator:
     """``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document to standard output.")
+    return click.option("--json", "as_json", is_flag=True, help=JSON.help)
 
 
 def output(more: str, *, required: bool = True) -> Decorator:
@@ -111,7 +134,7 @@ def output(more: str, *, required: bool = True) -> Decorator:
 
 def html() -> Decorator:
     """``--html``."""
-    return click.option("--html", metavar="FILE", help="Write a self-contained HTML page to FILE.")
+    return click.option("--html", metavar=HTML.metavar, help=HTML.help)
 
 
 def cluster(more: str, *, required: bool = True) -> Decorator:
@@ -198,15 +221,10 @@ def no_cache() -> Decorator:
     return click.option("--no-cache", is_flag=True, help="Do not read or write the cache of traced models.")
 
 
-def export(more: str) -> Decorator:
-    """``--export``."""
-    return click.option(
-        "--export",
-        metavar="NAME",
-        help=_text(
-            "Print the strategy as options or configuration of megatron, torchtitan, deepspeed or nanotron.", more
-        ),
-    )
+def exports(more: str) -> Option:
+    """``--export``; ``more`` says what it changes on this verb."""
+    what = "Print the strategy as options or configuration of megatron, torchtitan, deepspeed or nanotron."
+    return Option(_text(what, more), "NAME")
 
 
 def allow_code() -> Decorator:
@@ -243,7 +261,12 @@ def seed(more: str) -> Decorator:
 
 def explain() -> Decorator:
     """``--explain``."""
-    return click.option("--explain", is_flag=True, help="Print all warnings, not only the five most important ones.")
+    return click.option("--explain", is_flag=True, help=EXPLAIN.help)
+
+
+def workers_option(more: str) -> Option:
+    """``--workers``; ``more`` says what the processes do."""
+    return Option(_text("Number of processes to use at once.", more), "N")
 
 
 def workers(more: str, *, default: int | None = None) -> Decorator:
@@ -254,7 +277,7 @@ def workers(more: str, *, default: int | None = None) -> Decorator:
         default=default,
         show_default=default is not None,
         metavar="N",
-        help=_text("Number of processes to use at once.", more),
+        help=workers_option(more).help,
     )
 
 
@@ -262,16 +285,10 @@ def engine() -> Decorator:
     """``--engine`` and ``--address``."""
 
     def decorate(function: F) -> F:
-        function = click.option(
-            "--address", metavar="ADDRESS", help="Address of the Ray cluster. A local one is started if omitted."
-        )(function)
-        return click.option(
-            "--engine",
-            default="local",
-            show_default=True,
-            metavar="NAME",
-            help="Where the workers run: local (this machine) or ray (a Ray cluster).",
-        )(function)
+        function = click.option("--address", metavar=ADDRESS.metavar, help=ADDRESS.help)(function)
+        return click.option("--engine", default="local", show_default=True, metavar=ENGINE.metavar, help=ENGINE.help)(
+            function
+        )
 
     return decorate
 
@@ -344,6 +361,13 @@ def batch() -> Decorator:
 def rivals() -> Decorator:
     """``--rivals``."""
     return click.option("--rivals", is_flag=True, help="Also fit the rival models, and print the error of each.")
+
+
+def dialect() -> Decorator:
+    """``--dialect FILE``."""
+    return click.option(
+        "--dialect", metavar="FILE", help="TOML file that says how the table writes its columns and words."
+    )
 
 
 def uncalibrated() -> Decorator:

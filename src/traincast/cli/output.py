@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from traincast.ask import A, Training
 from traincast.files import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from traincast.cluster import Cluster
     from traincast.graph import OperatorGraph
 
 _REDRAW_S: Final = 0.1
@@ -56,14 +59,19 @@ def close_quietly() -> NoReturn:
     sys.exit(0)
 
 
-def input_files(arguments: Mapping[str, str | None]) -> dict[str, Path]:
+def files_of(ask: Training) -> dict[str, Path]:
+    """Return the files that an ask names, by argument."""
+    return input_files({"MODEL": ask.model, "--cluster": ask.cluster, "--runtime": ask.runtime})
+
+
+def input_files(arguments: Mapping[str, object]) -> dict[str, Path]:
     """Return the paths of those arguments that name a file, by argument; no output may overwrite them.
 
     A cluster may be a file with a number of nodes (``lab.toml:4``), or several clusters joined by ``+``.
     """
     found = {}
     for name, text in arguments.items():
-        for part in (text or "").split("+"):
+        for part in text.split("+") if isinstance(text, str) else ():
             for path in (part, part.rpartition(":")[0]):
                 with suppress(OSError):  # a text that is too long for a file name
                     if path and Path(path).is_file():
@@ -140,7 +148,19 @@ def _progress_lines(what: str) -> Iterator[Callable[[int, int], None] | None]:
         signal.signal(alarm, signal.SIG_DFL)
 
 
-def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
+def loaded_cluster(ask: Training) -> Cluster:
+    """Return the cluster that an ask names."""
+    from traincast.cluster import load_cluster
+
+    return load_cluster(str(ask.cluster), hosts=True)
+
+
+def traced(ask: A) -> A:
+    """Return the ask with the operator graph of its MODEL; show a progress bar while it is traced."""
+    return replace(ask, model=traced_graph(str(ask.model), seq=ask.seq, use_cache=ask.use_cache))
+
+
+def traced_graph(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
     """Return the operator graph of MODEL; show a progress bar while it is traced."""
     from traincast.graph.load import load_model
 

@@ -3,174 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from traincast.ask import Ask, Option
 from traincast.cli import options
-from traincast.cli.cost_model import events_cost_model, inspector_in
+from traincast.cli.cost_model import inspector_in
+from traincast.cli.derive import asks
 from traincast.cli.exporting import exported, runtime_for, show_export
-from traincast.cli.finetuning import fine_tuning
 from traincast.cli.inspected import inspected_by, show_inspected
-from traincast.cli.output import console, input_files, print_json, traced
+from traincast.cli.options import ForecastShown
+from traincast.cli.output import console, files_of, loaded_cluster, print_json, traced
 from traincast.cli.predict_tables import show
-from traincast.cli.resource_options import resources_options
 from traincast.cli.resource_tables import Drawn, drawn_by, show_drawn
 from traincast.errors import RequestError
 from traincast.files import check_outputs
+from traincast.resources.ask import RATE
 from traincast.units import parse_count
 
 if TYPE_CHECKING:
-    from traincast.ask import Conditions
     from traincast.forecast import Forecast
     from traincast.simulate import Timeline
 
 _READABLE_SPANS = 150_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown(ForecastShown):
+    """What ``predict`` shows and writes."""
+
+    memory: Annotated[bool, Option("Show memory over time, and the largest tensors at its peak.")] = False
+    resources: Annotated[bool, Option("Show what the step draws over time from devices, memory, network and host.")] = (
+        False
+    )
+    hz: Annotated[float | None, RATE] = None
+    resources_csv: Annotated[str | None, Option("Write the use of resources over time to FILE, as CSV.", "FILE")] = None
+    trace: Annotated[
+        str | None, Option("Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank.", "FILE")
+    ] = None
+    trace_ranks: Annotated[
+        str | None, Option("Number of ranks in the trace. If omitted, as many as a viewer can show.", "N|all")
+    ] = None
+    export: Annotated[
+        str | None, options.exports("The forecast uses the framework's runtime unless --runtime names another.")
+    ] = None
+
+
 @click.command(
     short_help="Forecast a training step, and the whole job.",
     epilog=options.example("predict llama3-8b --cluster dgx-h100:4 --global-batch 256 --tokens 1e12 --html step.html"),
 )
-@click.argument("model")
-@options.cluster(options.CATALOG_CLUSTER)
-@options.global_batch()
-@click.option(
-    "--strategy",
-    metavar="dp=8,tp=4,…",
-    help="How to distribute the work over the devices. If omitted, one that fits in memory is chosen, if any does.",
-)
-@options.seq()
-@options.precision(options.PRECISIONS)
-@options.runtime()
-@fine_tuning()
-@click.option(
-    "--shard-rule",
-    "shard_rules",
-    multiple=True,
-    metavar="MODULE=ROLE",
-    help="Tensor parallelism of linear layers that match MODULE: column, row or replicate. May be given several times.",
-)
-@options.job_length()
-@click.option(
-    "--slow",
-    multiple=True,
-    metavar="RANK=FACTOR",
-    help="3=1.5: rank 3 computes 1.5 times slower. May be given several times.",
-)
-@click.option(
-    "--jitter",
-    type=float,
-    default=0.0,
-    metavar="SIGMA",
-    help="Spread of the ranks' speed (sigma of its logarithm), such as 0.05.",
-)
-@options.seed("The jitter depends on it.")
-@click.option(
-    "--busy-network",
-    type=float,
-    default=0.0,
-    metavar="SHARE",
-    help="Share of the bandwidth between nodes that other jobs use, such as 0.3.",
-)
-@click.option("--share-links", is_flag=True, help="Let simultaneous messages of a rank share its links.")
-@click.option(
-    "--memory", "show_memory", is_flag=True, help="Show memory over time, and the largest tensors at its peak."
-)
-@resources_options()
-@click.option(
-    "--trace", metavar="FILE", help="Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank."
-)
-@click.option(
-    "--trace-ranks", metavar="N|all", help="Number of ranks in the trace. If omitted, as many as a viewer can show."
-)
-@options.html()
-@options.export("The forecast uses the framework's runtime unless --runtime names another.")
-@options.bundle()
-@options.events()
-@options.no_cache()
-@options.explain()
-@options.json()
-def predict(
-    model: str,
-    cluster: str,
-    global_batch: int,
-    strategy: str | None,
-    seq: int | None,
-    precision: str | None,
-    runtime: str | None,
-    lora: str | None,
-    freeze: tuple[str, ...],
-    quantize: str | None,
-    optimizer: str | None,
-    shard_rules: tuple[str, ...],
-    tokens: int | None,
-    samples: int | None,
-    steps: int | None,
-    slow: tuple[str, ...],
-    jitter: float,
-    seed: int,
-    busy_network: float,
-    share_links: bool,
-    show_memory: bool,
-    resources: bool,
-    hz: float | None,
-    resources_csv: str | None,
-    trace: str | None,
-    trace_ranks: str | None,
-    html: str | None,
-    export: str | None,
-    bundle: tuple[str, ...],
-    events: str | None,
-    no_cache: bool,
-    explain: bool,
-    as_json: bool,
-) -> None:
+@asks(Ask, Shown)
+def predict(ask: Ask, shown: Shown) -> None:
     """Forecast one training step of MODEL on a cluster.
 
     MODEL is a name of the zoo (`traincast models`), a family with its dimensions
     (gpt:layers=24,hidden=2048,heads=16), a Hugging Face config.json, a saved graph, or
     package.module:factory.
     """
-    from traincast.cluster import load_cluster
     from traincast.forecast import predict as forecast_step
 
-    inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
-    _check_outputs({"--html": html, "--resources-csv": resources_csv}, trace=trace, inputs=inputs)
-    if trace_ranks is not None and trace is None:
-        raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
-    place = load_cluster(cluster, hosts=True)
-    bundle, inspector = inspector_in(bundle, wanted=resources)
-    result = forecast_step(
-        traced(model, seq=seq, use_cache=not no_cache),
-        cluster=place,
-        strategy=strategy,
-        global_batch=global_batch,
-        precision=precision,
-        runtime=runtime_for(export, runtime),
-        lora=lora,
-        freeze=freeze,
-        quantize=quantize,
-        optimizer=optimizer or True,
-        shard_rules=tuple(_rule(text) for text in shard_rules),
-        tokens=tokens,
-        samples=samples,
-        steps=steps,
-        cost_model=events_cost_model(events, bundle),
-        conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
-    )
-    text = exported(result.request, export, chosen=strategy is None)
-    drawn = drawn_by(result, hz) if resources or resources_csv or hz is not None else None
+    chosen = ask.strategy is None
+    files = {"--html": shown.html, "--resources-csv": shown.resources_csv}
+    _check_outputs(files, trace=shown.trace, inputs=files_of(ask))
+    if shown.trace_ranks is not None and shown.trace is None:
+        raise RequestError(f"--trace-ranks {shown.trace_ranks} without a trace: give --trace FILE as well")
+    place = loaded_cluster(ask)  # an unknown cluster is refused before the model is traced
+    bundle, inspector = inspector_in(ask.bundle, wanted=shown.resources)
+    ask = replace(ask, cluster=place, bundle=bundle, runtime=runtime_for(shown.export, ask.runtime))
+    result = forecast_step(traced(ask))
+    text = exported(result.request, shown.export, chosen=chosen)
+    drawn = drawn_by(result, shown.hz) if shown.resources or shown.resources_csv or shown.hz is not None else None
     inspected = inspected_by(result, inspector) if inspector else None
-    written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html, drawn=drawn, resources_csv=resources_csv)
-    if as_json:
+    written = _write(result, shown, drawn)
+    if shown.as_json:
         more = drawn.to_dict() if drawn else {}
         if inspected:
             more |= {"timeline_resources": more["resources"], **inspected.to_dict()}
         print_json({**result.report.to_dict(), **more, "export": text})
         return
-    show(result.report, memory=show_memory, explain=explain)
+    show(result.report, memory=shown.memory, explain=shown.explain)
     show_drawn(result, drawn)
     if inspected:
         show_inspected(inspected)
@@ -196,42 +111,10 @@ def _is_folder(trace: str) -> bool:
     return trace.endswith("/") or Path(trace).is_dir()
 
 
-def _conditions(
-    slow: tuple[str, ...], *, jitter: float, seed: int, busy_network: float, share_links: bool
-) -> Conditions | None:
-    """Return the requested conditions, or ``None`` if the options state none."""
-    if not (slow or jitter or busy_network or share_links):
-        return None
-    from traincast.ask import Conditions
-
-    pairs = []
-    for text in slow:
-        rank, _, factor = text.partition("=")
-        try:
-            pairs.append((int(rank), float(factor)))
-        except ValueError:
-            raise RequestError(f"--slow {text!r}: expected RANK=FACTOR, such as 3=1.5") from None
-    return Conditions(slow=tuple(pairs), jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links)
-
-
-def _rule(text: str) -> tuple[str, str]:
-    module, equals, role = text.rpartition("=")
-    if not equals or not module:
-        raise RequestError(f"--shard-rule {text!r}: expected MODULE=column, MODULE=row or MODULE=replicate")
-    return module, role
-
-
-def _write(
-    result: Forecast,
-    *,
-    trace: str | None,
-    trace_ranks: str | None,
-    html: str | None,
-    drawn: Drawn | None,
-    resources_csv: str | None,
-) -> list[tuple[str, str]]:
+def _write(result: Forecast, shown: Shown, drawn: Drawn | None) -> list[tuple[str, str]]:
     """Write the requested files; return a description and the path of each."""
     written = []
+    trace, trace_ranks, html = shown.trace, shown.trace_ranks, shown.html
     if trace is not None:
         from traincast.report import write_trace, write_traces
 
@@ -242,9 +125,9 @@ def _write(
             write_traces(timeline, Path(trace), ranks=ranks, about=about)
         else:
             write_trace(timeline, Path(trace), ranks=ranks, about=about)
-        shown = f"{sum(rank < world for rank in ranks)} of {world} ranks"
-        shown += f" and {result.report.num_servers} servers" if result.servers else ""
-        written.append((f"trace of {shown}", trace))
+        count = f"{sum(rank < world for rank in ranks)} of {world} ranks"
+        count += f" and {result.report.num_servers} servers" if result.servers else ""
+        written.append((f"trace of {count}", trace))
     if html is not None:
         from traincast.report import write_page
 
@@ -252,9 +135,9 @@ def _write(
         timeline = result.detailed() if detailed else result.timeline
         write_page(result.report, timeline, Path(html), resources=drawn.page_data() if drawn else None)
         written.append(("page", html))
-    if resources_csv is not None and drawn is not None:
-        drawn.write_csv(Path(resources_csv))
-        written.append(("resources over time", resources_csv))
+    if shown.resources_csv is not None and drawn is not None:
+        drawn.write_csv(Path(shown.resources_csv))
+        written.append(("resources over time", shown.resources_csv))
     return written
 
 

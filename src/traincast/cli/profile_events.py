@@ -74,8 +74,9 @@ def events(
     `traincast predict --events FOLDER` uses them. On this machine, two processes measure. On GPUs or on several nodes,
     start this command with torchrun or Slurm on one or two nodes; it prints the line.
     """
+    from traincast.graph.capture.capture import require_torch
     from traincast.profiling.collectives.measure import is_launched
-    from traincast.profiling.events.measure import measure_events, plan_events, take_part
+    from traincast.profiling.events.measure import measure_events, plan_events
     from traincast.profiling.events.request import EventsRequest
     from traincast.strategy.runtime import runtime_names
 
@@ -97,7 +98,11 @@ def events(
         folder = Path(output)
         if is_launched():
             say = (lambda text: None) if quiet else (lambda text: click.echo(text, err=True))
-            found = take_part(request, folder, say=say if os.environ.get("RANK") == "0" else lambda text: None)
+            require_torch()
+            from traincast.profiling.events.worker import EventsWorker
+
+            rank_0 = os.environ.get("RANK") == "0"
+            found = EventsWorker(request, folder, say=say if rank_0 else lambda text: None).run()
             if found is not None and not quiet:
                 _show(request, found, as_json=as_json)
             return

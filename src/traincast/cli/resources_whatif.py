@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import JSON
 from traincast.cli.output import console, print_json, print_table, traced
-from traincast.cli.resource_options import hz
 from traincast.cli.resource_tables import amounts, show_refused
+from traincast.resources.ask import WhatIfAsk
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -19,71 +22,24 @@ _SAME: Final = 0.005
 """A relative change below this is not worth a mention."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How ``resources whatif`` shows its answer."""
+
+    as_json: Annotated[bool, JSON] = False
+
+
 @click.command(
     short_help="Ask what another GPU, other workers or another batch would change.",
     epilog=options.example("resources whatif resnet50 --cluster dgx-a100:1 --global-batch 512 --to-gpu h100-sxm5-80gb"),
 )
-@click.argument("model")
-@options.cluster(options.CATALOG_CLUSTER)
-@options.global_batch()
-@click.option(
-    "--strategy",
-    metavar="dp=8,tp=4,…",
-    help="How to distribute the work over the devices. If omitted, one that fits in memory is chosen.",
-)
-@options.seq()
-@options.precision(options.PRECISIONS)
-@options.runtime()
-@click.option("--to-gpu", metavar="DEVICE", help="Another device in the same nodes (see `traincast devices`).")
-@click.option("--to-servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce.")
-@click.option(
-    "--to-workers",
-    type=int,
-    metavar="W",
-    help="Another number of workers. Each keeps its share of the batch.",
-)
-@click.option("--to-batch", type=options.COUNT, metavar="N", help="Another global batch.")
-@hz()
-@options.bundle()
-@options.no_cache()
-@options.json()
-def whatif(
-    model: str,
-    cluster: str,
-    global_batch: int,
-    strategy: str | None,
-    seq: int | None,
-    precision: str | None,
-    runtime: str | None,
-    to_gpu: str | None,
-    to_servers: int | None,
-    to_workers: int | None,
-    to_batch: int | None,
-    hz: float | None,
-    bundle: tuple[str, ...],
-    no_cache: bool,
-    as_json: bool,
-) -> None:
+@asks(WhatIfAsk, Shown, defaults={"hz": None})
+def whatif(ask: WhatIfAsk, shown: Shown) -> None:
     """Forecast what MODEL draws as it is, and with the change that the options --to-… ask for."""
-    from traincast.cli.cost_model import events_cost_model
-    from traincast.resources.curves import HZ
     from traincast.resources.whatif import whatif_resources
 
-    answer = whatif_resources(
-        traced(model, seq=seq, use_cache=not no_cache),
-        cluster=cluster,
-        strategy=strategy,
-        global_batch=global_batch,
-        precision=precision,
-        runtime=runtime,
-        to_gpu=to_gpu,
-        to_servers=to_servers,
-        to_workers=to_workers,
-        to_batch=to_batch,
-        hz=HZ if hz is None else hz,
-        cost_model=events_cost_model(None, bundle),
-    )
-    if as_json:
+    answer = whatif_resources(traced(ask))
+    if shown.as_json:
         print_json(answer.to_dict())
         return
     _show(answer)

@@ -10,7 +10,7 @@ from traincast.units import format_seconds
 if TYPE_CHECKING:
     from traincast.testbed.folder import RunFolder
     from traincast.testbed.outcome import Comparison, Disagreement
-    from traincast.testbed.study.study import Study
+    from traincast.testbed.study.outcome import Study
 
 _MOST_DEVICES = 16
 _WORST = 5

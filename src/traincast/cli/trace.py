@@ -88,9 +88,11 @@ def replay_command(
 @_TRACES
 @_RANGE
 @_EXECUTION
-@click.option("--host", metavar="2x", help="Hosts so many times as fast; 0.5x: half as fast.")
+@click.option("--host", metavar="2x", help="Hosts run their code twice as fast; `0.5x` is half as fast.")
 @click.option(
-    "--network", metavar="2x", help="Links between ranks so many times as fast. Needs the traces of all ranks."
+    "--network",
+    metavar="2x",
+    help="Links between ranks are twice as fast; `0.5x` is half as fast. Needs the traces of all ranks.",
 )
 @click.option("--no-communication", is_flag=True, help="Ranks that do not communicate.")
 @click.option("--overlap", is_flag=True, help="Compute does not wait for communication before the step ends.")

@@ -129,13 +129,20 @@ def collectives(file: str, own_points: int, bundle: tuple[str, ...], as_json: bo
 @click.argument("file")
 @options.cluster("a name or a .toml file; all rows ran on it. If omitted, each row names its own.", required=False)
 @options.uncalibrated()
+@options.dialect()
 @click.option(
     "--explain", type=click.IntRange(min=0), metavar="ROW", help="Show where the time of one row went, counted from 0."
 )
 @options.allow_code()
 @options.json()
 def steps(
-    file: str, cluster: str | None, uncalibrated: bool, explain: int | None, allow_code: bool, as_json: bool
+    file: str,
+    cluster: str | None,
+    uncalibrated: bool,
+    dialect: str | None,
+    explain: int | None,
+    allow_code: bool,
+    as_json: bool,
 ) -> None:
     """Compare forecasts of training steps of language models with FILE; each row states its strategy."""
     from traincast.cluster import load_cluster
@@ -145,13 +152,27 @@ def steps(
     if explain is not None:
         from traincast.calibrating.explain import explain_row
         from traincast.cli.explain import show_explanation
+        from traincast.measured.dialect import load_dialect
 
-        found = explain_row(Path(file), explain, cluster=place, calibrated=not uncalibrated, allow_code=allow_code)
+        found = explain_row(
+            Path(file),
+            explain,
+            cluster=place,
+            calibrated=not uncalibrated,
+            allow_code=allow_code,
+            dialect=load_dialect(Path(dialect)) if dialect else None,
+        )
         show_explanation(found, as_json=as_json)
         return
     with progress_bar("steps") as progress:
         result = compare(
-            file, kind="steps", cluster=place, calibrated=not uncalibrated, allow_code=allow_code, progress=progress
+            file,
+            kind="steps",
+            cluster=place,
+            calibrated=not uncalibrated,
+            allow_code=allow_code,
+            dialect=dialect,
+            progress=progress,
         )
     _show(result, as_json=as_json)
 
@@ -159,21 +180,23 @@ def steps(
 @validate.command(name="dp-steps", epilog=options.example("validate dp-steps runs.csv"))
 @click.argument("file")
 @options.uncalibrated()
+@options.dialect()
 @options.json()
-def dp_steps(file: str, uncalibrated: bool, as_json: bool) -> None:
+def dp_steps(file: str, uncalibrated: bool, dialect: str | None, as_json: bool) -> None:
     """Compare forecasts of data-parallel training steps of any model with FILE."""
     from traincast.validating.validate import validate as compare
 
     with progress_bar("dp-steps") as progress:
-        result = compare(file, kind="dp-steps", calibrated=not uncalibrated, progress=progress)
+        result = compare(file, kind="dp-steps", calibrated=not uncalibrated, dialect=dialect, progress=progress)
     _show(result, as_json=as_json)
 
 
 @validate.command(name="finetune", epilog=options.example("validate finetune runs.csv"))
 @click.argument("file")
 @options.uncalibrated()
+@options.dialect()
 @options.json()
-def finetune(file: str, uncalibrated: bool, as_json: bool) -> None:
+def finetune(file: str, uncalibrated: bool, dialect: str | None, as_json: bool) -> None:
     """Compare forecasts of fine-tuning runs with FILE: full, LoRA, QLoRA and other adapters.
 
     Memory is compared in the kind that a row states: allocated, reserved, or as nvidia-smi shows it.
@@ -181,7 +204,7 @@ def finetune(file: str, uncalibrated: bool, as_json: bool) -> None:
     from traincast.validating.validate import validate as compare
 
     with progress_bar("finetune") as progress:
-        result = compare(file, kind="finetune", calibrated=not uncalibrated, progress=progress)
+        result = compare(file, kind="finetune", calibrated=not uncalibrated, dialect=dialect, progress=progress)
     _show(result, as_json=as_json)
 
 

@@ -89,15 +89,6 @@ def protocol_split(keys: Keys, groups: Ints, values: Floats, *, seed: int = 0) -
     return _split(keys, groups, ~trained[number])
 
 
-def by_region(keys: Keys, groups: Ints, size: Floats, *, share: float = 1 - TRAIN_SHARE) -> Split:
-    """Test extrapolation: the ``share`` of configurations with the largest ``size`` (a dim, FLOPs, bytes …)."""
-    distinct, number = np.unique(keys, return_inverse=True)
-    largest = np.full(len(distinct), -np.inf)
-    np.maximum.at(largest, number, size)
-    edge = np.quantile(largest, 1 - share) if len(distinct) else 0.0
-    return _split(keys, groups, (largest > edge)[number])
-
-
 def by_unseen_dims(keys: Keys, groups: Ints, dims: Sequence[Ints], *, count: int = 4, seed: int = 0) -> Split:
     """Test interpolation to unseen widths: all rows in which one of ``dims`` has one of ``count`` held-out values.
 

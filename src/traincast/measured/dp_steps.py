@@ -5,45 +5,33 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from traincast.ask import Ask
 from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
-from traincast.measured.finetune_graph import tuned_graph
-from traincast.measured.finetune_words import trains_adapters, tuning_of
-from traincast.measured.frames import as_samples
+from traincast.measured.dialect import vocabulary
 from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
+from traincast.measured.rates import as_samples
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
 from traincast.measured.run import Measured, Reading, affirms, contradiction, unstated
-from traincast.measured.spellings import optimizer_of, precision_name, supported, updates_weights
+from traincast.measured.spellings import Frameworks, Spellings, optimizer_of, precision_name, supported, updates_weights
 from traincast.measured.stated import check_stated
+from traincast.measured.tuned import tuned_graph
+from traincast.measured.tuning import trains_adapters, tuning_of
+from traincast.resolve import resolve
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import usual_precision
 from traincast.tables import Row, RowError, figure, text, whole
 
 NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
-_PYTORCH_2: Final = 23.02
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
-_TENSORFLOW: Final = re.compile(r"^(?:tf\W?)?(?:keras|tf)(?!.*(?:jax|torch))", re.IGNORECASE)
-"""Short names of TensorFlow; Keras runs on other frameworks only if a row says so."""
-_COMPILED: Final = "tpu"
-"""The architecture that runs nothing but what XLA compiles."""
-_NO_TF32: Final = re.compile(
-    r"\b(?:no|not|without) tf32|tf32\W*(?:=|is)?\W*(?:off|false|disabled|0\b)|strict fp32", re.IGNORECASE
-)
-_ZERO: Final = re.compile(r"\bzero_([123])\b")
-_SPLIT: Final = re.compile(r"\b(?:tp=|model parallel )(\d+)\b")
-"""How the notes of a row say that states are sharded, or that layers are split."""
-_MESH: Final = re.compile(r"\b(?:\w+_)?data=(\d+)\W+(?:\w+_)?fsdp=(\d+)\b")
-"""How the notes of a row give the axes of a mesh of JAX, over the second of which states are sharded."""
 _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 16.0)}
 """Bytes per parameter that each replica holds, and that all replicas share, by stage of ZeRO: 16 bits and Adam."""
-_IN_LIBRARY: Final = ("vit", "swin")
-"""Families of torchvision, whose attention is PyTorch's own; others write it out in their own code."""
 
 
 def group_of(row: Row) -> str:
@@ -133,9 +121,10 @@ def read_row(row: Row) -> Reading:
     """Return the request that repeats a row's run, and what was assumed in it.
 
     The notes of a row may say that adapters are trained, that optimizer states are sharded or that layers are split.
-    What memory tells of settings that are not stated is taken from it (:mod:`traincast.measured.room`).
+    If a row does not state its sequence length or its recomputation, both are inferred from its memory
+    (:mod:`traincast.measured.room`).
     """
-    notes = text(row, "notes").lower()
+    notes, words = text(row, "notes").lower(), vocabulary(Spellings)
     assumed: list[str] = []
     devices, batch, sharers = whole(row, "n_gpus"), _batch(row, assumed), _sharers(row)
     place = dp_cluster_of(row, assumed)
@@ -151,7 +140,7 @@ def read_row(row: Row) -> Reading:
     accumulate = _accumulation(row)
     samples = batch * (devices // sharers) * accumulate
     _say_batch(row, samples, assumed)
-    split = _SPLIT.search(notes)
+    split = re.search(words.tensor_groups, notes)
     tp = int(split[1]) if split else 1
     cp = sharers // tp if sharers % tp == 0 else 1
     if devices % (tp * cp):
@@ -161,7 +150,7 @@ def read_row(row: Row) -> Reading:
             raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
         assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
         assumed.append(unstated("recompute", runtime.defaults.recompute))
-    mesh = _MESH.search(notes)
+    mesh = re.search(words.mesh, notes)
     strategy = Strategy(
         dp=devices // tp // cp,
         tp=tp,
@@ -176,16 +165,17 @@ def read_row(row: Row) -> Reading:
         else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
-    request = Request(
-        graph=graph,
+    ask = Ask(
+        model=graph,
         cluster=place,
         strategy=strategy,
         runtime=runtime,
-        precision=load_precision(supported(precision, place.device, assumed)),
+        precision=supported(precision, place.device, assumed),
         global_batch=samples,
         optimizer=optimizer,
     )
-    return check_stated(row, in_room(row, Reading(request=request, assumed=tuple(assumed)), read_row))
+    reading = Reading(request=resolve(ask).request, assumed=tuple(assumed))
+    return check_stated(row, in_room(row, reading, read_row))
 
 
 def _say_batch(row: Row, samples: int, assumed: list[str]) -> None:
@@ -211,7 +201,7 @@ def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -
 
     fp32 says how numbers are stored. A row may say that TF32 is off.
     """
-    denied = _NO_TF32.search(f"{text(row, 'precision')} {text(row, 'notes')}")
+    denied = re.search(vocabulary(Spellings).no_tf32, f"{text(row, 'precision')} {text(row, 'notes')}")
     if precision != "fp32" or denied or not device.supports(load_precision("tf32").linear.value):
         return precision
     assumed.append(unstated("TF32 for products of fp32", "on, as by default"))
@@ -220,10 +210,10 @@ def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -
 
 def _stage(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> int:
     """Return the stage of ZeRO: as stated, or with DeepSpeed the least whose states fit on a device."""
-    stated = _ZERO.search(text(row, "notes").lower())
+    stated = re.search(vocabulary(Spellings).zero, text(row, "notes").lower())
     if stated is not None:
         return int(stated[1])
-    if "deepspeed" not in text(row, "framework").lower():
+    if vocabulary(Frameworks).shards_states not in text(row, "framework").lower():
         return 0
     room = place.device.memory_bytes / graph.num_parameters
     found = next((stage for stage, (own, shared) in _STATE_BYTES.items() if own + shared / place.num_devices < room), 3)
@@ -258,31 +248,34 @@ def _runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str])
 
     If it is not stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
     """
-    framework = _TENSORFLOW.sub("TensorFlow", text(row, "framework"))
+    habits = vocabulary(Frameworks)
+    framework = re.sub(habits.tensorflow, "TensorFlow", text(row, "framework"))
     released = figure(row, "container")
-    if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
-        framework = "PyTorch 1"
+    if framework.lower() == "pytorch" and released is not None and released < habits.pytorch_2:
+        framework = habits.pytorch_1_as
     elif framework.lower() == "pytorch" and released is None:
-        own = graph.name.partition("-")[0] not in _IN_LIBRARY
+        own = graph.name.partition("-")[0] not in habits.in_library
         old = own and any(op.kind is OpKind.ATTENTION for op, _ in graph)
         assumed.append(unstated("release of PyTorch", 1 if old else 2))
-        framework = "PyTorch 1" if old else framework
+        framework = habits.pytorch_1_as if old else framework
     if framework.lower().startswith("tensorflow"):
-        compiled = _compiled(row) or place.device.architecture == _COMPILED
+        compiled = _compiled(row) or place.device.architecture == habits.compiled_architecture
         framework = f"{framework} XLA" if compiled else framework
         if not text(row, "xla"):
             assumed.append(unstated("XLA", "on" if compiled else "off"))
     try:
         return find_runtime(framework)
     except UnknownNameError:
-        said = f"framework {framework!r} not known: pytorch" if framework else unstated("framework", "pytorch")
+        said = (
+            f"framework {framework!r} not known: {habits.otherwise}"
+            if framework
+            else unstated("framework", habits.otherwise)
+        )
         assumed.append(said)
-        return load_runtime("pytorch")
+        return load_runtime(habits.otherwise)
 
 
 def _compiled(row: Row) -> bool:
-    """Return whether XLA compiled the graph; ELECTRA's recipe turns it on together with mixed precision."""
-    stated = text(row, "xla").lower()
-    return stated == "yes" or (
-        not stated and "electra" in text(row, "model").lower() and "amp" in text(row, "precision")
-    )
+    """Return whether XLA compiled the graph, as stated or as the model's recipe does with mixed precision."""
+    stated, model = text(row, "xla").lower(), vocabulary(Frameworks).compiled_with_amp
+    return stated == "yes" or (not stated and model in text(row, "model").lower() and "amp" in text(row, "precision"))

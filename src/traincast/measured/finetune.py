@@ -8,37 +8,32 @@ memory on its longest.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+from traincast.errors import UnknownNameError
 from traincast.graph import DType
 from traincast.graph.optimizers import with_optimizer
-from traincast.measured.finetune_graph import extra_tokens
-from traincast.measured.finetune_habits import USUAL, Habits
-from traincast.measured.finetune_lengths import batch_lengths, batches_of, varied
-from traincast.measured.finetune_rows import as_steps, completed, recomputes_to_host, replicas
-from traincast.measured.finetune_words import MemoryKind, Tuning, memory_of, tuning_of
-from traincast.measured.run import Measured, Reading, affirms
+from traincast.graph.zoo.known_models import known_model
+from traincast.measured.dialect import meaning, vocabulary
+from traincast.measured.lengths import batch_lengths, batches_of, varied
+from traincast.measured.memory import MemoryKind, memory_of
+from traincast.measured.models import zoo_name
+from traincast.measured.run import Measured, Reading, affirms, unstated
 from traincast.measured.steps import read_row
-from traincast.strategy import Request, Runtime, load_precision
+from traincast.measured.tuned import extra_tokens
+from traincast.measured.tuning import Tuning, Tunings, tuning_of
+from traincast.strategy import Request, Runtime, find_runtime, load_precision
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.strategy import Offload
 from traincast.tables import Row, RowError, figure, text, whole
 
 NEEDS: Final = ("model", "method", "gpu", "n_gpus", "seq", "micro_batch")
 """Columns that a table of fine-tuning runs must have."""
-
-_SHORT: Final = 200
-"""Number of steps up to which a run counts as short."""
-_WIDE_RANK: Final = 512
-"""Rank from which the states of a low-rank optimizer are as large as if each took a byte."""
 _SHARDED: Final = 3
 _TRAINS_WEIGHTS: Final = ("full", "freeze", "bitfit")
 """Methods that train weights of the model itself, in their own dtype."""
-_UPCASTS: Final = re.compile(r"llama[-_ ]?factory")
-"""Programs that train fp32 copies of 16-bit weights unless told otherwise."""
-_RESHARDS: Final = 2024
-"""The year from which FSDP frees gathered parameters that are frozen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +57,25 @@ def group_of(row: Row) -> str:
     return text(row, "source") or "unknown"
 
 
-def read_tuning(index: int, row: Row, *, habits: Habits = USUAL) -> MeasuredTuning:
-    """Read one row; it must state a time or a memory that can be judged."""
+def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: float | None = None) -> MeasuredTuning:
+    """Read one row; it must state a time or a memory that can be judged.
+
+    ``tuning`` replaces what the row says of its fine-tuning, and ``padded`` the usual number of tokens computed per
+    token counted: a study varies them.
+    """
     assumed: list[str] = []
     row = completed(row, assumed)
-    tuning = habits.of(row, tuning_of(row))
+    tuning = tuning_of(row) if tuning is None else tuning
+    padded = vocabulary(Tunings).padded if padded is None else padded
     memory = memory_of(row, assumed)
     seconds = _seconds(row)
     if seconds is None and memory is None:
         raise RowError("neither a time nor a memory is stated")
-    mean, high = batch_lengths(row, tuning, habits, timed=seconds is not None, assumed=assumed)
+    mean, high = batch_lengths(row, tuning, padded=padded, timed=seconds is not None, assumed=assumed)
     only_high = memory is not None and memory.high
     longest_length = high if only_high else whole(row, "seq") + extra_tokens(row, tuning)
-    reading = _reading(row, tuning, mean, habits)
-    longest = reading if longest_length == mean else _reading(row, tuning, longest_length, habits)
+    reading = _reading(row, tuning, mean)
+    longest = reading if longest_length == mean else _reading(row, tuning, longest_length)
     assumed += reading.assumed
     batches = batches_of(row, high=only_high, assumed=assumed) if memory and memory.kind != "allocated" else ()
     return MeasuredTuning(
@@ -94,12 +94,17 @@ def read_tuning(index: int, row: Row, *, habits: Habits = USUAL) -> MeasuredTuni
     )
 
 
-def start_up(row: Row, habits: Habits = USUAL) -> float:
-    """Return the seconds that the start of a short run adds to the mean time of its steps; 0 if steps were timed."""
+def start_up(row: Row, start_s: float | None = None) -> float:
+    """Return the seconds that the start of a short run adds to the mean time of its steps; 0 if steps were timed.
+
+    ``start_s`` is how much longer the first step takes than others, if not as usual.
+    """
+    usual = vocabulary(Tunings)
     steps, total, step = (figure(row, key) for key in ("num_steps", "train_time_s", "step_time_s"))
-    if not steps or not total or not step or steps > _SHORT:
+    if not steps or not total or not step or steps > usual.short_run:
         return 0.0
-    return habits.start_s / steps if abs(total / steps / step - 1.0) < 0.01 else 0.0
+    first = usual.start_s if start_s is None else start_s
+    return first / steps if abs(total / steps / step - 1.0) < 0.01 else 0.0
 
 
 def _seconds(row: Row) -> float | None:
@@ -120,19 +125,16 @@ def _seconds(row: Row) -> float | None:
     return seconds
 
 
-def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
+def _reading(row: Row, tuning: Tuning, length: int) -> Reading:
     assumed: list[str] = []
     reading = read_row(as_steps(row, length, assumed), tuning=tuning)
     request, assumed = reading.request, assumed + list(reading.assumed)
     precision = _precision(row, tuning, request)
     runtime = _kept_twice(row, tuning, request, _habits(row, request.runtime))
-    if habits.update_passes and runtime.kernels.update_passes > 1:
-        runtime = runtime.patched(kernels={"update_passes": habits.update_passes})
     name = _optimizer(row, assumed)
     if name:
-        runtime = runtime.patched(
-            memory={"update_share": 0.0}, kernels={"update_passes": 1}
-        )  # one kernel updates everything in place
+        # One kernel updates everything in place
+        runtime = runtime.patched(memory={"update_share": 0.0}, kernels={"update_passes": 1})
         request = replace(request, graph=with_optimizer(request.graph, name))
     request = replace(request, precision=precision, runtime=runtime)
     request = replace(request, strategy=replace(request.strategy, offload=_offload(row, request, assumed)))
@@ -140,7 +142,7 @@ def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
         tuning.method != "full"
         and request.strategy.zero == 3
         and runtime.memory.frees_gradients
-        and _year(row) < _RESHARDS
+        and _year(row) < vocabulary(Tunings).reshards_since
     ):
         assumed.append("frozen parameters stay gathered: FSDP of that year does not free them after backward")
         request = replace(request, strategy=replace(request.strategy, reshard=False))
@@ -149,18 +151,18 @@ def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
 
 def _optimizer(row: Row, assumed: list[str]) -> str:
     """Return the optimizer of a row if it is not AdamW with ordinary states; else ""."""
-    written = text(row, "optimizer")
+    written, words = text(row, "optimizer"), vocabulary(Tunings)
     plain = re.sub(r"[^a-z0-9]", "", written.lower())
     byte, paged = "8bit" in plain or "int8" in plain, "paged" in plain
-    low_rank = "galore" in plain or "galore" in text(row, "method").lower() or "apollo" in plain
+    low_rank = re.search(words.low_rank, plain) or re.search(words.low_rank_methods, text(row, "method").lower())
+    other = next((each for each in words.optimizers if re.search(each.pattern, plain)), None)
     found, says = "", ""
     if low_rank:
-        wide = (figure(row, "lora_rank") or 0.0) >= _WIDE_RANK
+        wide = (figure(row, "lora_rank") or 0.0) >= words.wide_rank
         found, says = ("adamw8bit", "a byte per state") if wide else ("sgd-plain", "no states")
-    elif re.search(r"adafactor|lomo|came\b|adammini", plain):
-        found, says = "sgd-plain", "no states, because those of rows and columns are small"
-    elif re.search(r"lion|muon|signsgd", plain):
-        found, says = ("adamw8bit", "two states of a byte") if byte else ("sgd", "one state per weight")
+    elif other is not None:
+        in_bytes = byte and other.byte_counted
+        found, says = (other.byte_counted, other.byte_says) if in_bytes else (other.counted, other.says)
     elif "sgd" in plain:
         found = "sgd" if "momentum" in text(row, "optimizer").lower() else "sgd-plain"
     elif byte or paged:
@@ -193,7 +195,7 @@ def _offload(row: Row, request: Request, assumed: list[str]) -> tuple[Offload, .
 
 def _year(row: Row) -> int:
     found = re.match(r"\d{4}", text(row, "date"))
-    return int(found[0]) if found else _RESHARDS
+    return int(found[0]) if found else vocabulary(Tunings).reshards_since
 
 
 def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) -> Runtime:
@@ -204,13 +206,11 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     """
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
-    prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and "accelerated" not in text(row, "notes").lower()
+    words, notes = vocabulary(Tunings), text(row, "notes").lower()
+    prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and not re.search(words.unprepared, notes)
     sharded = request.strategy.zero == 3 and request.strategy.dp > 1
-    return (
-        runtime.patched(memory={"kept_inputs": 2.0})
-        if sharded or (prepared and runtime.name == "hf-trainer")
-        else runtime
-    )
+    twice = sharded or (prepared and runtime.name == words.plain_runtime)
+    return runtime.patched(memory={"kept_inputs": 2.0}) if twice else runtime
 
 
 def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
@@ -219,17 +219,19 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     Plain PyTorch trains all weights of a 16-bit model in 16 bits, states included; FSDP with automatic mixed precision
     trains fp32 copies of them. Adapters are fp32 beside 16-bit weights.
     """
-    found, runtime = request.precision, request.runtime
+    found, runtime, words = request.precision, request.runtime, vocabulary(Tunings)
     if not runtime.memory.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
     if tuning.method not in _TRAINS_WEIGHTS:
         return half
     said = " ".join(text(row, key) for key in ("framework", "zero", "notes")).lower()
-    if re.search(r"deepspeed|zero[-_ ]?\d|stage", said) or request.strategy.zero in (1, 2):
-        return half  # DeepSpeed's optimizer keeps fp32 copies of 16-bit weights
+    if re.search(words.keeps_copies, said) or request.strategy.zero in (1, 2):
+        return half  # the optimizer keeps fp32 copies of 16-bit weights
     written = text(row, "precision").lower()
-    stored_wide = re.search(r"\bamp\b|mixed", written) or (_UPCASTS.search(said) and "pure" not in f"{written} {said}")
+    stored_wide = re.search(r"\bamp\b|mixed", written) or (
+        re.search(words.upcasts, said) and "pure" not in f"{written} {said}"
+    )
     spread = request.strategy.zero == _SHARDED and request.strategy.dp > 1
     if stored_wide and tuning.method != "full":
         return half  # only trained weights get fp32 copies
@@ -243,8 +245,112 @@ def _habits(row: Row, runtime: Runtime) -> Runtime:
     notes = " ".join(text(row, key) for key in ("notes", "framework", "attention")).lower()
     if not runtime.kernels.written_out:
         return runtime
-    if affirms(notes, "liger|foak|fast-kernels|fused cross|unsloth|chunked"):
+    if affirms(notes, vocabulary(Tunings).fused_kernels):
         runtime = runtime.patched(memory={"logits_copies": 0.0}, kernels={"fusions": ("loss",), "written_out": False})
     if "eager" in text(row, "attention").lower():
         runtime = runtime.patched(kernels={"attention": "eager"})
     return runtime
+
+
+def completed(row: Row, assumed: list[str]) -> Mapping[str, Any]:
+    """Return a row with usual figures for its length, batch and devices where it states none."""
+    found, words = dict(row), vocabulary(Tunings)
+    if not figure(row, "n_gpus"):
+        found["n_gpus"] = int(figure(row, "dp") or 1)
+        assumed.append(unstated("number of GPUs", found["n_gpus"]))
+    if not figure(row, "seq"):
+        found["seq"] = words.usual_seq
+        assumed.append(unstated("sequence length", words.usual_seq))
+    if not figure(row, "micro_batch"):
+        each = replicas(found) * whole(row, "grad_accum", 1)
+        found["micro_batch"] = max(1, int((figure(row, "global_batch") or each) // each))
+        assumed.append(unstated("batch of a GPU", found["micro_batch"]))
+    adapts = re.search(r"lora|dora", text(row, "method").lower()) is not None
+    if adapts and not text(row, "lora_targets") and re.search(words.adapts_all, text(row, "framework").lower()):
+        found["lora_targets"] = "all-linear"
+        assumed.append(unstated("adapted layers", "all linear layers, the default of this program"))
+    return found
+
+
+def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
+    """Return a row of fine-tuning as a row of training steps, with names and texts as these have them."""
+    plain = {**row, "model": model_name(row), "seq": length, "strategy": ""}
+    plain["zero"] = _zero(row)
+    plain["precision"] = _stated_precision(row)
+    plain["recompute"] = _recompute(row)
+    plain["framework"] = _framework(row, assumed)
+    found = re.search(vocabulary(Tunings).virtual_stages, text(row, "notes"))
+    if found:
+        plain["vp"] = int(found[1])
+    if not figure(row, "global_batch"):
+        plain["global_batch"] = replicas(row) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
+    return plain
+
+
+def replicas(row: Row) -> int:
+    """Return how many groups of devices train on samples of their own: as stated, or all that the other axes leave."""
+    sharers = whole(row, "tp", 1) * whole(row, "pp", 1) * whole(row, "cp", 1)
+    return whole(row, "dp", max(1, whole(row, "n_gpus", 1) // sharers))
+
+
+def model_name(row: Row) -> str:
+    """Return the model of a row: a spec if its dimensions are not stated but known, else its name without endings."""
+    words = vocabulary(Tunings)
+    names = [re.sub(words.sizes, "", text(row, "model").rpartition("/")[2])]
+    while re.search(words.endings, names[-1]):
+        names.append(re.sub(words.endings, "", names[-1], count=1))
+    if all(figure(row, key) for key in ("n_layers", "hidden", "heads")):
+        return names[-1]
+    return next(filter(None, (find(name) for find in (known_model, zoo_name) for name in names)), names[-1])
+
+
+def recomputes_to_host(row: Row) -> bool:
+    """Return whether a run keeps the inputs of recomputed layers on the host."""
+    return re.search(vocabulary(Tunings).recompute_to_host, text(row, "recompute").lower()) is not None
+
+
+def _zero(row: Row) -> Any:
+    found = meaning(vocabulary(Tunings).zero, text(row, "zero").lower())
+    return row.get("zero") if found is None else found
+
+
+def _stated_precision(row: Row) -> str:
+    """Return the precision of a row; formats of stored weights in this column say nothing of the step's."""
+    written = re.sub(r"\(.*?\)", "", text(row, "precision")).strip()
+    words = vocabulary(Tunings)
+    if not re.search(words.quantised, written.lower()):
+        return written
+    found = re.search(words.unquantised, written.lower())
+    return found[0] if found else ""
+
+
+def _recompute(row: Row) -> Any:
+    written, words = text(row, "recompute").strip().lower(), vocabulary(Tunings)
+    if written in ("unknown", "nan"):
+        return ""
+    if re.match(words.no_recompute, written):
+        return "none"
+    return "full" if re.search(words.recompute, written) and "selective" not in written else row.get("recompute")
+
+
+def _framework(row: Row, assumed: list[str]) -> str:
+    """Return the framework of a row: a container with tensor or context groups runs one program.
+
+    Others that are not known train plain modules, as most programs for fine-tuning do.
+    """
+    written, words = text(row, "framework"), vocabulary(Tunings)
+    spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
+    if spread and re.search(words.containers, written.lower()):
+        if words.container_as.lower() not in written.lower():
+            said = f"framework {written!r} is a container, whose program with tp, pp or cp is: {words.container_as}"
+            assumed.append(said)
+        return words.container_as
+    if spread:
+        return written
+    try:
+        find_runtime(written)
+    except UnknownNameError:
+        plain = words.plain_runtime
+        assumed.append(f"framework {written!r} not known: {plain}" if written else unstated("framework", plain))
+        return words.plain_as
+    return written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.cluster import Cluster, Device, find_device, find_node
@@ -11,21 +11,30 @@ from traincast.cluster.interconnect import says_adapters, says_network, usual_co
 from traincast.cluster.match import open_variants, stated_memory
 from traincast.cluster.topology import part_of_node
 from traincast.errors import TraincastError, UnknownNameError
+from traincast.measured.dialect import Pattern, vocabulary
 from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text, whole
 from traincast.units import GIB
 
-_POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
 _SAME_POWER: Final = 0.05
 _USUAL_PER_NODE: Final = 8
-_SLICES: Final = (re.compile(r"\b(\d+)\s*x\s*v\d", re.IGNORECASE), re.compile(r"\b(\d+) slices?\b", re.IGNORECASE))
-"""How rows count TPU slices: ``16x v5e-256`` as hardware, ``16 slices`` in notes."""
 _SAME_MEMORY: Final = 0.1
 """How far stated memory may be from that of the catalog: usable and whole memory differ."""
-_WITH_PROCESSOR: Final = ("gh200", "gb200", "gb300")
-"""Devices whose names may state the memory of the processor beside them (``GH200 480GB``)."""
 _NETWORK: Final = "network between nodes"
-_NVLINK: Final = re.compile(r"nvlink(?!.*(?:bridge|pair|pci))", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """What rows say of their machines; comments in ``machines.toml`` explain each entry."""
+
+    power: Pattern
+    slices: dict[str, Pattern]
+    with_processor: tuple[str, ...]
+    nvlink: Pattern
+    memory_in_use: Pattern
+    saves_memory: Pattern
+    padded_lengths: tuple[int, ...]
+    padded_encoders: tuple[str, ...]
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
@@ -42,7 +51,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
     if not gpu:
         raise RowError("gpu is not stated")
-    form = f"{system} sxm" if _NVLINK.search(network) else system  # PCIe cards are joined by bridges at most
+    form = f"{system} sxm" if re.search(vocabulary(Machines).nvlink, network) else system
     try:
         device = find_device(gpu, None, form)
     except UnknownNameError:
@@ -62,7 +71,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
     place = _nodes(device, devices, per_node, network, system, assumed)
     place = in_slices(row, place)
-    power = _POWER.search(" ".join((gpu, system, text(row, "notes"))))
+    power = re.search(vocabulary(Machines).power, " ".join((gpu, system, text(row, "notes"))))
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
         assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
     return place
@@ -72,8 +81,8 @@ def in_slices(row: Row, place: Cluster) -> Cluster:
     """Return the nodes of a torus in as many slices as a row states; other nodes, and nodes without a count, as is."""
     if place.intra_topology != "torus":
         return place
-    texts = (text(row, "hardware"), text(row, "notes"))
-    found = next((match for pattern, said in zip(_SLICES, texts, strict=True) if (match := pattern.search(said))), None)
+    said = (re.search(pattern, text(row, column)) for column, pattern in vocabulary(Machines).slices.items())
+    found = next(filter(None, said), None)
     slices = int(found[1]) if found else 0
     if slices < 1 or place.num_nodes % slices:
         return place
@@ -130,7 +139,7 @@ def _with_memory(device: Device, stated_gb: float | None, assumed: list[str]) ->
     """Return ``device`` with the memory that a row states, if no variant of it in the catalog has as much."""
     if not stated_gb or abs(stated_gb * GIB / device.memory_bytes - 1) <= _SAME_MEMORY:
         return device
-    if device.name.startswith(_WITH_PROCESSOR):
+    if device.name.startswith(vocabulary(Machines).with_processor):
         return device
     assumed.append(f"{device.name} has another memory in the catalog: {stated_gb:g} GiB as stated")
     return replace(device, memory_bytes=stated_gb * GIB)

@@ -1,14 +1,30 @@
-"""Memory that a row of measured steps states, in bytes."""
+"""Memory that a row states, in bytes, and how it was counted."""
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from traincast.cluster import Device
+from traincast.measured.dialect import meaning, vocabulary
+from traincast.measured.run import unstated
+from traincast.measured.tuning import Tunings
 from traincast.tables import Row, RowError, figure, number, text
-from traincast.units import GB, GIB
+from traincast.units import GB
 
-_UNITS: Final = {"gib": GIB, "gb": GB, "mib": GIB / 1024, "mb": 1e6, "b": 1.0, "byte": 1.0, "bytes": 1.0}
+MemoryKind: TypeAlias = Literal["allocated", "reserved", "nvidia-smi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """Units of memory and time; comments in ``units.toml`` explain each entry."""
+
+    bytes: dict[str, float]
+    times: dict[str, float]
+    memories: dict[str, float]
+    slow: float
+    fast: float
 
 
 def stated_bytes(row: Row) -> float | None:
@@ -17,10 +33,17 @@ def stated_bytes(row: Row) -> float | None:
     The unit is GiB, as frameworks print it, unless ``mem_unit`` names another.
     """
     amount = number(row, "mem_gb")
-    unit = text(row, "mem_unit").lower() or "gib"
-    if unit not in _UNITS:
-        raise RowError(f"mem_unit is {unit[:40]!r}: expected one of {', '.join(_UNITS)}")
-    return amount * _UNITS[unit] if amount and amount > 0.0 else None
+    written = text(row, "mem_unit").lower() or "gib"
+    unit = _unit(written, written)
+    return amount * unit if amount and amount > 0.0 else None
+
+
+def _unit(written: str, name: str) -> float:
+    """Return the bytes of the unit ``name``, which a row spells as ``written``."""
+    units = vocabulary(Units).bytes
+    if name not in units:
+        raise RowError(f"mem_unit is {written[:40]!r}: expected one of {', '.join(units)}")
+    return units[name]
 
 
 def plausible_bytes(row: Row, stated: float | None, device: Device, assumed: list[str]) -> float | None:
@@ -30,3 +53,45 @@ def plausible_bytes(row: Row, stated: float | None, device: Device, assumed: lis
         return stated
     assumed.append(f"mem_gb in GiB exceeds the memory of {device.name}: {decimal / GB:g} GB of 10⁹ bytes")
     return decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigure:
+    """The memory that a row states, in bytes, and how it was counted.
+
+    ``high`` says that it is a high percentile over training steps, not the maximum.
+    """
+
+    nbytes: float
+    kind: MemoryKind
+    high: bool = False
+
+
+def memory_of(row: Row, assumed: list[str]) -> MemoryFigure | None:
+    """Return the memory that a row states for training; ``None`` if it states none.
+
+    A maximum that covers evaluation as well is replaced by the figure in ``mem_other_gb``.
+    """
+    if text(row, "judge_memory").lower() in ("false", "0"):
+        return None
+    other, other_kind = number(row, "mem_other_gb"), text(row, "mem_other_kind").lower()
+    words, notes = vocabulary(Tunings), text(row, "notes").lower()
+    if other and (re.search(words.other_figure, other_kind) or re.search(words.prefer_other, notes)):
+        high = re.search(words.high_figure, other_kind) is not None
+        return MemoryFigure(nbytes=other * _first_word(row), kind=_kind(other_kind), high=high)
+    amount = number(row, "mem_gb")
+    if not amount or amount <= 0.0:
+        return None
+    if not text(row, "mem_kind"):
+        assumed.append(unstated("kind of memory", "allocated"))
+    return MemoryFigure(nbytes=amount * _first_word(row), kind=_kind(text(row, "mem_kind").lower()))
+
+
+def _first_word(row: Row) -> float:
+    """Return the bytes of a unit by its first word: tables may explain it (``GiB per GPU``)."""
+    written = text(row, "mem_unit").lower() or "gib"
+    return _unit(written, re.sub(r"[^a-z].*$", "", written))
+
+
+def _kind(written: str) -> MemoryKind:
+    return meaning(vocabulary(Tunings).memory_kinds, written) or "allocated"

@@ -6,42 +6,95 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
-from traincast.measured.complete import FROM_OTHERS
-from traincast.measured.published import other_name, published_spec, same_size, spellings
+from traincast.graph.zoo.known_models import known_model
+from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
 from traincast.measured.rates import flops_per_sample, masked_rates
 from traincast.measured.run import contradiction, unstated
+from traincast.measured.spellings import Frameworks
+from traincast.measured.table import FROM_OTHERS
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
 
-_FAMILY_WORDS: Final = (
-    ("llama", "llama"),
-    ("mistral", "llama"),
-    ("qwen", "llama"),
-    ("mpt", "mpt"),
-    ("bert", "bert"),
-    ("opt", "gpt"),
-    ("gpt", "gpt"),
-    ("megatron", "gpt"),
-    ("nemotron", "gpt"),
-)
-_ROTARY: Final = re.compile(r"stablelm|pythia|dolly|redpajama|neox|\bphi[- ]?[12]\b|falcon|gpt-?j\b")
-"""Names of GPTs without dropout, with rotary positions, and whose attention and MLP run in parallel."""
-_MIXTURE: Final = re.compile(
-    r"moe|mixtral|deepseek|gpt\W?oss|grok|dbrx|scout|maverick|\d+x\d+(?:\.\d+)?b|(?<![a-z0-9])a\d+(?:\.\d+)?b"
-)
-_AS_RUN: Final = {
-    ("gpt3_xl", 2048): "gpt:layers=24,hidden=3072,heads=24,activation=gelu_new",
-    ("switchxl4", 2048): "switch-xl-4",
-}
-"""Models of Hugging Face that ran with other dimensions than a table states, by name and stated width.
+_DECIMALS: Final = re.compile(r"(\d+)\.(\d+)(?=b)")
+_PUBLISHERS: Final = re.compile(r"^[\w.-]+/(?=[\w.-]+$)")
 
-The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
-"""
+
+def _unpunctuated(written: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", written)
+
+
+def names(written: str) -> list[str]:
+    """Return the names that a table may mean, without publisher and task, the most literal first."""
+    lower = re.sub(r"\(.*?\)", "", written.lower()).strip()
+    short = _PUBLISHERS.sub("", lower)
+    tasks = vocabulary(Models).tasks
+    said = (lower, short, short.replace("_", "-"))
+    return [lower, re.sub(tasks, "", lower), short, *(re.sub(tasks, "", name) for name in said[1:])]
+
+
+def spellings(written: str) -> list[str]:
+    """Return the names without punctuation that a table may mean, the most literal first."""
+    found = [_unpunctuated(said) for said in names(written)]
+    words = vocabulary(Models)
+    same = re.match(words.same_shape, found[-1])
+    return list(dict.fromkeys([*found, *([f"{words.same_shape_as}{same[1]}"] if same else [])]))
+
+
+def same_size(written: str, name: str) -> bool:
+    """Return whether the decimals of two names agree: ``gpt3-1.3b`` and ``GPT3 1_3B`` do, ``gpt3-13b`` does not."""
+    lower = written.lower()
+    there = (re.search(rf"(?<!\d){whole}[^a-z0-9]{part}b", lower) for whole, part in _DECIMALS.findall(name))
+    back = (f"{whole}.{part}b" in name for whole, part in _DECIMALS.findall(lower))
+    return all(there) and all(back)
+
+
+def other_name(plain: str) -> str | None:
+    """Return the model of the zoo that has this other name; ``None`` if there is none."""
+    return vocabulary(Models).same.get(plain)
+
+
+def published_spec(written: str) -> str | None:
+    """Return the spec of a published model that is not in the zoo; ``None`` if its name is not known."""
+    return next((spec for name in names(written) if (spec := known_model(name)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsRun:
+    """A ``model`` of stated width ``hidden`` that ran as ``spec`` in a ``framework``; ``by`` says how this is known."""
+
+    model: str
+    hidden: int
+    framework: Pattern
+    spec: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What tables call language models; comments in ``models.toml`` explain each entry."""
+
+    same: dict[str, str]
+    families: Meanings[str]
+    rotary: Pattern
+    rotary_as: str
+    mixture: Pattern
+    tasks: Pattern
+    same_shape: Pattern
+    same_shape_as: str
+    further: Pattern
+    no_further: Pattern
+    written_out: Pattern
+    written_out_activation: Meanings[str]
+    lengths: Meanings[int]
+    as_run: tuple[AsRun, ...]
+
+
 DIMENSIONS: Final = {
     "n_layers": "layers",
     "hidden": "hidden",
@@ -53,8 +106,6 @@ DIMENSIONS: Final = {
 """Columns of dimensions, and the names that models of the zoo give them."""
 _LONGEST_NAME: Final = 200
 """Characters of a graph's name that its file keeps: of a longer one, the last dimension is not whole."""
-_NO_MTP: Final = re.compile(r"(?:w/o|without|no)[ _-]*mtp|mtp\W*(?:off|none|false|0)")
-"""How rows say that no further tokens are predicted."""
 _HEAD: Final = 128
 """Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
 _WIDE: Final = 3072
@@ -62,9 +113,6 @@ _WIDE_STEP: Final = 1024
 """Width from which models are wide, and the number that widths of wide models are multiples of."""
 _MISS_WEIGHT: Final = 10.0
 """Weight of missed parameters against an unusual ratio of width to layers, both as logarithms."""
-_GPT3: Final = re.compile(r"gpt\W?3(?!\d)")
-_GPT3_SEQ: Final = 2048
-"""Tokens of a sequence of GPT-3 (Brown et al. 2020)."""
 _LENGTHS: Final = tuple(2**n for n in range(9, 18))
 _NEAR_LENGTH: Final = 0.05
 _SAME_FLOPS: Final = 0.005
@@ -104,8 +152,9 @@ def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: li
     if not depths:
         return graph
     said = f"{text(row, 'model')} {text(row, 'notes')}".lower()
-    stated = "mtp" in said
-    trained = _NO_MTP.search(said) is None if stated else runtime.further_tokens
+    words, usual = vocabulary(Models), runtime.name in vocabulary(Frameworks).further_tokens
+    stated = re.search(words.further, said) is not None
+    trained = re.search(words.no_further, said) is None if stated else usual
     if not stated:
         assumed.append(unstated("prediction of further tokens", depths if trained else 0))
     return model(f"{graph.name}+mtp={depths}", whole(row, "seq", 0) or None) if trained else graph
@@ -131,19 +180,20 @@ def model(spec: str, seq: int | None, *, allow_code: bool = False) -> OperatorGr
 
 
 def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
-    name, seq = text(row, "model"), whole(row, "seq", 0) or None
-    if seq is None and _GPT3.search(name.lower()):
-        seq = _GPT3_SEQ
+    words, name = vocabulary(Models), text(row, "model")
+    seq = whole(row, "seq", 0) or meaning(words.lengths, name.lower())
     if ":" in name:
         return model(name, seq, allow_code=allow_code)
     layers, hidden, heads = (figure(row, key) for key in ("n_layers", "hidden", "heads"))
     if text(row, FROM_OTHERS):
         assumed.append(unstated("heads", f"{heads:g}, as in other rows of this width"))
-    written_out = "/hf" in text(row, "framework").lower()
-    as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
+    framework = text(row, "framework").lower()
+    written_out = re.search(words.written_out, framework) is not None
+    ran = (run for run in words.as_run if run.model == name and run.hidden == int(hidden or 0))
+    as_run = next((run for run in ran if re.search(run.framework, framework)), None)
     if as_run is not None:
-        assumed.append(contradiction("hidden and heads", f"NeuSight's configuration of {name}", as_run))
-        return model(as_run, seq)
+        assumed.append(contradiction("hidden and heads", as_run.by, as_run.spec))
+        return model(as_run.spec, seq)
     known = zoo_name(name)
     published = published_spec(name) if known is None else None
     if published is not None and (_is_mixture(row) or not (layers and hidden and heads)):
@@ -151,7 +201,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         return model(_resized(row, published), seq)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
-    described = any(word in name.lower() for word, _ in _FAMILY_WORDS)
+    described = meaning(vocabulary(Models).families, name.lower()) is not None
     if known is not None and (_is_mixture(row) or not (layers and hidden and heads and described)):
         return model(_resized(row, known), seq)
     if published is not None and not written_out and _has_dimensions(row, published):
@@ -168,10 +218,10 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
     ]
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
-    if family == "gpt" and _ROTARY.search(name.lower()):
-        spec += ",positions=rope,parallel=true,tied=false,dropout=0.0"
+    if family == "gpt" and re.search(words.rotary, name.lower()):
+        spec += f",{words.rotary_as}"
     if written_out and family == "gpt":
-        spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
+        spec += f",activation={meaning(words.written_out_activation, name.lower())}"
     stated = figure(row, "params_b")
     if family == "llama" and stated and vocab and _wide_heads(row, stated):
         spec += f",head_dim={_HEAD}"
@@ -202,7 +252,7 @@ def _is_mixture(row: Row) -> bool:
     """Return whether a row's model has experts: its name says so, or not all of its parameters are active."""
     active, every = figure(row, "active_params_b"), figure(row, "params_b")
     fewer = active is not None and every is not None and active < 0.95 * every
-    return fewer or _MIXTURE.search(text(row, "model").lower()) is not None
+    return fewer or re.search(vocabulary(Models).mixture, text(row, "model").lower()) is not None
 
 
 def _has_dimensions(row: Row, spec: str) -> bool:
@@ -228,7 +278,7 @@ def _shape(
     if layers and hidden and heads:
         return layers, hidden, heads
     name, stated_b = text(row, "model"), figure(row, "params_b") or 0.0
-    named = any(word in name.lower() for word, _ in _FAMILY_WORDS)
+    named = meaning(vocabulary(Models).families, name.lower()) is not None
     if not (layers and hidden) and not (named and stated_b >= _LEAST_INFERRED_B):
         raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
     each = whole(row, "pp", 1) * whole(row, "vp", 1)
@@ -333,10 +383,8 @@ def _plain(value: object) -> str:
 
 
 def _family(name: str, ffn: float | None, hidden: float, assumed: list[str]) -> str:
-    lower = name.lower()
-    for word, family in _FAMILY_WORDS:
-        if word in lower:
-            return family
+    if (family := meaning(vocabulary(Models).families, name.lower())) is not None:
+        return family
     taken = "llama" if ffn and ffn != 4 * hidden else "gpt"
     assumed.append(f"family of {name or 'the model'} is not known: {taken}")
     return taken

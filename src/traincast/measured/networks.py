@@ -3,55 +3,128 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
-from traincast.graph import OperatorGraph, zoo
-from traincast.measured.classifiers import classifier_of
-from traincast.measured.frames import SPEECH
-from traincast.measured.models import model
-from traincast.measured.network_names import named_network
-from traincast.measured.recipes import recipe_of
+from traincast.graph import Operator, OperatorGraph, Phase, TensorSpec, zoo
+from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
+from traincast.measured.models import model, zoo_name
+from traincast.measured.recipes import recipe_of, speech_of
 from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text
 
-_TASKS: Final = (
-    ("spans", re.compile(r"squad")),
-    ("masked", re.compile(r"wikitext|wikipedia|openwebtext|masked|pre-?train")),
-    ("classes", re.compile(r"mrpc|sst|glue|classif|fine-?tun")),
-)
-"""What an encoder learns, by the dataset or the task that a row names; the first that matches counts."""
-_ENTITIES: Final = {"electricity": 369, "traffic": 963}
-"""Households and sensors of the datasets that TFT is trained on (NVIDIA DeepLearningExamples)."""
-_BINNED_SINCE: Final = {"pytorch": 21.11, "paddlepaddle": 22.12}
-"""The first container in which BERT's sequences are grouped by length in bins of 64 (NVIDIA's LDDL), by framework."""
-_BINNED_LENGTH: Final = {512: 288}
-"""The average padded length of grouped sequences: half of Wikipedia's 512 tokens are text (Krell et al. 2021,
-arXiv:2107.02027), and half a bin is padding."""
-_MASKED: Final = {128: 20, 512: 80}
-_SECOND: Final = re.compile(r"\bph(?:ase)?[ -]?2\b")
-_SECOND_LENGTH: Final = 512
-"""Tokens of BERT's second phase of pre-training, by which it is defined (Devlin et al. 2019)."""
-_MASKED_SHARE: Final = 0.15
-"""Tokens that BERT's recipes predict in a sequence of each length, and their share in sequences of other lengths."""
-_SHORT_SOUND: Final = re.compile(r"speech-?_?commands")
-_SHORT_FRAMES: Final = 128
-"""Frames that models of spoken commands read: sounds of about a second."""
-_MOST_POSITIONS: Final = 512
-"""Tokens that encoders of text read at most if they do not say otherwise (Devlin et al. 2019)."""
-_POSITION_STEP: Final = 16
-"""Longest texts are multiples of this; RoBERTa has two positions more, which are not for tokens."""
-_VIDEOS: Final = {32_760: (480, 832), 75_600: (720, 1280)}
-"""Height and width of Wan's videos of 81 frames by their tokens, for the two sizes that it is published for."""
-_SIDES: Final = ("resolution", "image")
-"""Names that families give to the side of their square images."""
-_NO_SEQUENCE: Final = ("vit", "clip", "bridgetower", "whisper", "nmt", "nmt-luong", "transformer")
-"""Families whose tokens are patches, or text of a usual length beside something else."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """What tables call networks and what scripts train them on; comments in ``networks.toml`` explain each entry.
+
+    ``same``, ``variants``, ``similar`` and ``unsized`` have names without punctuation as keys. A variant is ``like`` a
+    model of the zoo, with other dimensions.
+    """
+
+    same: dict[str, str]
+    variants: dict[str, dict[str, int | str]]
+    similar: dict[str, str]
+    unsized: dict[str, str]
+    words: Pattern
+    details: Pattern
+    tasks: Meanings[str]
+    by_task: dict[str, dict[str, str]]
+    classified: Pattern
+    second_phase: Pattern
+    second_length: int
+    masked: dict[str, int]
+    masked_share: float
+    most_positions: int
+    position_step: int
+    short_sound: Pattern
+    short_frames: int
+    videos: dict[str, tuple[int, int]]
+    sides: tuple[str, ...]
+    no_sequence: tuple[str, ...]
+    binned_length: dict[str, int]
+    binned_since: dict[str, float]
+    entities: dict[str, int]
+
+
+_SIZE_POINT: Final = re.compile(r"(?<=\d)[._](?=\d+gf)")
+"""The decimal point of a RegNet's size, without which 3.2 GF would be 32 GF."""
+
+
+class Named(NamedTuple):
+    """A model of the zoo, the dimensions in which a table's model differs from it, and what was assumed."""
+
+    name: str
+    differs: Mapping[str, int | str] = {}
+    assumed: str = ""
+
+
+def plain_name(written: str) -> str:
+    """Return a model's name without punctuation, remarks in brackets and words of a task."""
+    return re.sub(r"[^a-z0-9]", "", _SIZE_POINT.sub("point", re.sub(vocabulary(Networks).words, "", written.lower())))
+
+
+def named_network(written: str) -> Named | None:
+    """Return the model of the zoo that a table names; ``None`` if there is none.
+
+    >>> named_network("DeiT-Small").differs
+    {'hidden': 384, 'heads': 6}
+    """
+    known = vocabulary(Networks)
+    bare = re.sub(known.details, "", re.sub(known.words, "", written.lower()))
+    for plain in dict.fromkeys((plain_name(written), plain_name(bare))):
+        if plain in known.variants:
+            differs = dict(known.variants[plain])
+            return Named(str(differs.pop("like")), differs)
+        if plain in known.same:
+            return Named(known.same[plain])
+        if plain in known.similar:
+            name = known.similar[plain]
+            return Named(name, assumed=f"model {written!r} is not in the zoo: {name}")
+        if plain in known.unsized:
+            name = known.unsized[plain]
+            return Named(name, assumed=f"size of model {written!r} not stated: {name}")
+    found = zoo_name(written) or zoo_name(bare)
+    return None if found is None else Named(found)
+
+
+_LOGITS: Final = "head.logits"
+_CLASSES: Final = 2
+
+
+def classifier_of(row: Row, graph: OperatorGraph) -> OperatorGraph:
+    """Return ``graph`` with a head of two classes if the row's dataset has classes and the model's head is its own.
+
+    A decoder whose head shares the embedding's weights stays as it is, and so does a model without such a head.
+    """
+    said = " ".join(text(row, key) for key in ("task", "notes"))
+    head = [op for op in graph.operators if op.scope == _LOGITS and op.phase is Phase.OPTIMIZER]
+    if not head or not re.search(vocabulary(Networks).classified, said):
+        return graph
+    vocab = head[0].parameters[0].shape[0]
+    changed = tuple(_with_classes(op, vocab) if op.scope in (_LOGITS, "") else op for op in graph.operators)
+    return replace(graph, name=f"{graph.name}:classes={_CLASSES}", operators=changed)
+
+
+def _with_classes(op: Operator, vocab: int) -> Operator:
+    """Return ``op`` with the dims of the vocabulary as small as the number of classes."""
+
+    def small(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(t, shape=tuple(_CLASSES if dim == vocab else dim for dim in t.shape)) for t in tensors)
+
+    return replace(
+        op,
+        inputs=small(op.inputs),
+        outputs=small(op.outputs),
+        parameters=small(op.parameters),
+        saved=small(op.saved),
+    )
 
 
 def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
     """Return the graph of a row's model; ``assumed`` gets a sentence for each thing that is not stated."""
-    written = text(row, "model")
+    written, words = text(row, "model"), vocabulary(Networks)
     found = named_network(written)
     if found is None:
         raise RowError(f"model {written!r} is not in the zoo")
@@ -59,10 +132,9 @@ def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
     if found.assumed:
         assumed.append(found.assumed)
     task = _task(row)
-    if name == "electra-base" and task == "spans":
-        name = "electra-base-squad"
+    name = words.by_task.get(name, {}).get(task, name)
     card = zoo.card(name)
-    seq = _length(row, card, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
+    seq = _length(row, card, assumed) if "seq" in card.parameters and card.family not in words.no_sequence else None
     changes = {**found.differs, **_changes(row, card, task, seq, assumed)}
     graph = classifier_of(row, model(_changed(card, changes) if changes else name, seq))
     _say_input(row, replace(card, parameters={**card.parameters, **changes}), graph, assumed)
@@ -72,35 +144,36 @@ def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
 def _task(row: Row) -> str:
     """Return what an encoder learns in a row: masked tokens, spans or classes; "" if the row does not say."""
     said = " ".join(text(row, key) for key in ("task", "notes", "model")).lower()
-    return next((task for task, words in _TASKS if words.search(said)), "")
+    return meaning(vocabulary(Networks).tasks, said) or ""
 
 
 def _changes(row: Row, card: zoo.ModelCard, task: str, seq: int | None, assumed: list[str]) -> dict[str, int | str]:
     """Return the dimensions in which a row's model differs from the model of the zoo."""
+    words = vocabulary(Networks)
     changes: dict[str, int | str] = {}
     if card.family == "bert":
         if not task and not text(row, "task"):
             assumed.append(unstated("task", "pre-training"))
         if seq:
             tuned = task in ("spans", "classes")
-            changes["predictions"] = 1 if tuned else _MASKED.get(seq, round(_MASKED_SHARE * seq))
+            changes["predictions"] = 1 if tuned else words.masked.get(str(seq), round(words.masked_share * seq))
     if card.family == "encoder":
         if not task:
             assumed.append(unstated("task", card.parameters["task"]))
         elif task != card.parameters["task"]:
             changes["task"] = task
     if card.family == "tft":
-        entities = _ENTITIES.get(text(row, "task").lower(), card.parameters["entities"])
+        entities = words.entities.get(text(row, "task").lower(), card.parameters["entities"])
         if entities != card.parameters["entities"]:
             changes["entities"] = entities
-    if card.family == "wan" and (video := _VIDEOS.get(int(figure(row, "seq_len") or 0))):
+    if card.family == "wan" and (video := words.videos.get(str(int(figure(row, "seq_len") or 0)))):
         changes["height"], changes["width"] = video
     changes |= _by_recipe(row, card)
     parallelism = text(row, "parallelism")
     if "embedding" in parallelism and card.family != "dlrm":
         raise RowError(f"parallelism is {parallelism[:40]!r}: expected data parallelism only")
     side = _side(row)
-    changes |= {key: side for key in _SIDES if side and card.parameters.get(key, side) != side}
+    changes |= {key: side for key in words.sides if side and card.parameters.get(key, side) != side}
     return changes
 
 
@@ -108,29 +181,29 @@ def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: lis
     """Add a sentence to ``assumed`` for each size of input that a row does not state, or that cannot be read."""
     if graph.tokens_per_sample and card.family not in ("vit",) and not figure(row, "seq_len"):
         assumed.append(unstated("sequence length", graph.tokens_per_sample))
-    written = text(row, "input_resolution").lower()
-    for key in (*_SIDES, "size", "frames", "samples"):
+    written, sides = text(row, "input_resolution").lower(), vocabulary(Networks).sides
+    for key in (*sides, "size", "frames", "samples"):
         usual = card.parameters.get(key)
         if usual is None or (key == "size" and "x" not in str(usual)):
             continue
         if not written:
             assumed.append(unstated("size of inputs", usual))
-        elif (_side(row) is None) if key in _SIDES else not written.startswith(str(usual)):
+        elif (_side(row) is None) if key in sides else not written.startswith(str(usual)):
             assumed.append(f"size of inputs {written!r} cannot be read: {usual}")
 
 
 def _by_recipe(row: Row, card: zoo.ModelCard) -> dict[str, int | str]:
     """Return the lengths of answers and of sounds that the script of a row's dataset, or its checkpoint, sets."""
-    recipe = recipe_of(row)
+    recipe, words, speech = recipe_of(row), vocabulary(Networks), speech_of(card.family)
     found: dict[str, int | str] = {}
     if recipe is not None and recipe.target and card.family == "t5":
         found["target_seq"] = recipe.target
-    if card.family in SPEECH and not text(row, "input_resolution"):
-        found["frames"] = SPEECH[card.family].frames
+    if speech is not None and not text(row, "input_resolution"):
+        found["frames"] = speech.frames
     if recipe is not None and recipe.seconds and "samples" in card.parameters:
         found["samples"] = recipe.sound_samples
-    if card.family == "ast" and _SHORT_SOUND.search(text(row, "model").lower()):
-        found["frames"] = _SHORT_FRAMES
+    if card.family == "ast" and re.search(words.short_sound, text(row, "model").lower()):
+        found["frames"] = words.short_frames
     return found
 
 
@@ -139,23 +212,25 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
 
     A length that is not stated is the one that the script of the row's dataset cuts or pads to.
     """
-    seq = figure(row, "seq_len")
-    if not seq and card.family in SPEECH:
-        return SPEECH[card.family].symbols
+    seq, words = figure(row, "seq_len"), vocabulary(Networks)
+    speech = speech_of(card.family)
+    if not seq and speech is not None:
+        return speech.symbols
     recipe = recipe_of(row)
     if not seq and recipe is not None and recipe.tokens:
         most = int(card.parameters.get("max_positions", 0)) or (
-            _MOST_POSITIONS if card.family == "bert" else recipe.tokens
+            words.most_positions if card.family == "bert" else recipe.tokens
         )
-        return min(recipe.tokens, most - most % _POSITION_STEP)
-    if seq and seq < _SECOND_LENGTH and _SECOND.search(f"{text(row, 'model')} {text(row, 'task')}".lower()):
-        said = f"{_SECOND_LENGTH}, the length of the second phase of pre-training, not {seq:g}"
+        return min(recipe.tokens, most - most % words.position_step)
+    second = re.search(words.second_phase, f"{text(row, 'model')} {text(row, 'task')}".lower())
+    if seq and seq < words.second_length and second:
+        said = f"{words.second_length}, the length of the second phase of pre-training, not {seq:g}"
         assumed.append(contradiction("seq_len", "the name of the model", said))
-        return _SECOND_LENGTH
-    since = _BINNED_SINCE.get(text(row, "framework").lower())
+        return words.second_length
+    since = words.binned_since.get(text(row, "framework").lower())
     released = figure(row, "container")
     if seq and since and released and released >= since and "pre-training" in text(row, "task").lower():
-        binned = _BINNED_LENGTH.get(int(seq), int(seq))
+        binned = words.binned_length.get(str(int(seq)), int(seq))
         if binned != seq:
             assumed.append(f"seq_len {seq:g} is the longest of sequences grouped by length: {binned} on average")
         return binned

@@ -8,10 +8,38 @@ from typing import Final
 
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.work_amount import attention_fraction, model_flops
+from traincast.measured.dialect import vocabulary
+from traincast.measured.recipes import speech_of
+from traincast.measured.spellings import Spellings
 from traincast.strategy import Request
-from traincast.tables import Row, figure, text
+from traincast.tables import Row, RowError, figure, text
 
-_MASKED: Final = re.compile(r"(?<!before )\bcausal\b", re.IGNORECASE)
+_MOST_OF_PEAK: Final = 3.0
+"""Multiple of the peak rate that no step reaches, not even with Winograd's or Fourier's convolutions."""
+
+
+def as_samples(request: Request, seconds: float, assumed: list[str]) -> float:
+    """Return the seconds of a step whose rate may count frames instead of samples; ``assumed`` says if it does.
+
+    A rate counts something else than samples if its products would need far more than the peak rate. If the model's
+    samples are not made of frames, the row is refused.
+    """
+    per_sample = sum(model_flops(op) * count for op, count in request.graph)
+    rate = per_sample * request.global_batch / request.cluster.num_devices / seconds
+    device = request.cluster.device
+    peak = max(device.peak_flops.values())
+    if rate <= _MOST_OF_PEAK * peak:
+        return seconds
+    speech = speech_of(request.graph.name.partition(":")[0])
+    if speech is not None and rate <= _MOST_OF_PEAK * peak * speech.mean_frames:
+        assumed.append(f"the rate counts mel frames: {speech.mean_frames:g} per sample, as {speech.dataset} has")
+        return seconds * speech.mean_frames
+    raise RowError(
+        f"a step of {seconds:.3g} s would need {rate / peak:.0f} times the peak rate of {device.name}: "
+        "samples may be counted in another unit, such as frames"
+    )
+
+
 _TERA: Final = 1e12
 _PERCENT: Final = 100.0
 
@@ -40,7 +68,7 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
 
 def masked_rates(row: Row) -> bool:
     """Return whether the notes of a row say that its rates leave out masked scores of attention."""
-    return _MASKED.search(text(row, "notes")) is not None
+    return re.search(vocabulary(Spellings).masked_rates, text(row, "notes")) is not None
 
 
 def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:

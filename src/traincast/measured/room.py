@@ -14,23 +14,17 @@ from typing import Final
 
 from traincast.errors import TraincastError
 from traincast.graph import OpKind
+from traincast.measured.dialect import vocabulary
+from traincast.measured.machines import Machines
 from traincast.measured.recipes import recipe_of
 from traincast.measured.run import Reading, unstated
 from traincast.strategy import Request
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, RowError, figure, text
 
-_STATED: Final = re.compile(r"\bmem=(\d+(?:\.\d+)?) ?/ ?(\d+(?:\.\d+)?)\b")
-"""How notes give the memory in use on a device, and all that it has."""
-_LENGTHS: Final = (128, 256, 384, 512)
-"""Lengths to which scripts cut or pad texts for encoders with 512 positions."""
-_ENCODERS: Final = ("bert", "distilbert", "roberta", "albert", "electra")
-"""Encoders whose texts are as long as the task needs. Others read texts of the length that they are made for."""
 _SURE: Final = 1.25
 """How far forecast memory must be from what a row states, or from what its device has, to say anything: forecasts of
 runs whose settings are known are off by up to a fifth."""
-_SAVES: Final = re.compile(r"\bzero_[123]\b|lora|peft|checkpointing|offload")
-"""What notes name if they list how a run saves memory: then they would name recomputation as well."""
 
 
 def in_room(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Reading:
@@ -43,16 +37,21 @@ def in_room(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Readi
 
 def _lengthened(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Reading:
     """Return the reading with the usual length whose forecast memory is nearest to the stated one."""
-    stated = _STATED.search(text(row, "notes").lower())
-    request = reading.request
+    words, request = vocabulary(Machines), reading.request
+    stated = re.search(words.memory_in_use, text(row, "notes").lower())
     name = request.graph.name.partition(":")[0].partition("-")[0]
     recipe = recipe_of(row)
-    if stated is None or figure(row, "seq_len") or name not in _ENCODERS or (recipe is not None and recipe.tokens):
+    if (
+        stated is None
+        or figure(row, "seq_len")
+        or name not in words.padded_encoders
+        or (recipe is not None and recipe.tokens)
+    ):
         return reading
     used = float(stated[1]) / float(stated[2]) * request.cluster.device.memory_bytes
     if not used or abs(log(needed_bytes(request) / used)) <= log(_SURE):
         return reading
-    others = {length: read({**row, "seq_len": length}) for length in _LENGTHS}
+    others = {length: read({**row, "seq_len": length}) for length in words.padded_lengths}
     distances = {length: abs(log(needed_bytes(other.request) / used)) for length, other in others.items()}
     length = min(distances, key=distances.__getitem__)
     if length == request.graph.tokens_per_sample:
@@ -65,7 +64,8 @@ def _recomputed(row: Row, reading: Reading) -> Reading:
     """Return the reading with full recomputation if no device could hold the activations of a transformer otherwise."""
     request, has = reading.request, reading.request.cluster.device.memory_bytes
     attends = any(op.kind is OpKind.ATTENTION for op, _ in request.graph)
-    if request.strategy.recompute != "none" or not attends or _SAVES.search(text(row, "notes").lower()):
+    saves = re.search(vocabulary(Machines).saves_memory, text(row, "notes").lower())
+    if request.strategy.recompute != "none" or not attends or saves:
         return reading
     needs = needed_bytes(request)
     if needs <= _SURE * has:

@@ -3,68 +3,99 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Final
 
 from traincast.cluster import Device
 from traincast.cluster.architecture import load_architecture
 from traincast.errors import UnknownNameError
+from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
 from traincast.measured.run import affirms, unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
 from traincast.tables import Row, RowError, figure, text
 
-_NARROW: Final = (
-    (r"nvfp4|mxfp4|(?:fp|float)4|e2m1", "nvfp4"),
-    (r"(?:fp|float)8|mxfp8|e4m3|e5m2", "fp8"),
-)
-"""Formats of matrix products, with any scaling (delayed, rowwise, per block); the rest of the step is in bf16."""
-_WIDE: Final = (
-    (r"(?<!no)(?<!not)(?<!without)(?:tf32|tensorfloat)(?!off|disabled|false|0)", "tf32"),
-    (r"bf16|bfloat16", "bf16"),
-    (r"(?:fp|float|^)16|half", "fp16"),
-    (r"(?:fp|float|^)32|single|^float$", "fp32"),
-)
-_AUTOMATIC: Final = r"amp|mixed|autocast"
-_AMP: Final = {"bf16": "amp-bf16", "fp16": "amp"}
 _BLANKS: Final = r"[^a-z0-9]+"
-
-_RECOMPUTE: Final[dict[str, str]] = {
-    **dict.fromkeys(("none", "no", "false", "off", "0", "0.0", "minimal_with_context"), "none"),
-    **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform", "all"), "full"),
-    **dict.fromkeys(("partial", "sac", "minimal"), "selective"),
-}
-_KEEPS_SOME: Final = re.compile(r"custom|qkv|out_?proj|offload")
-"""Policies of JAX programs that keep or offload a few projections and compute the rest of a layer again."""
-_SCHEDULES: Final = (
-    (r"interleavedzerobubble|zerobubble|zb1p|zbh1", "zb-h1"),
-    (r"zbh2", "zb-h2"),
-    (r"zbv", "zb-v"),
-    (r"dualpipe", "dualpipe"),
-    (r"loopedbfs|breadthfirst", "breadth-first"),
-    (r"gpipe|afab|allforward", "gpipe"),
-    (r"interleaved", "interleaved"),
-    (r"1f1b|onefoneb", "1f1b"),
-)
-"""The first pattern that matches counts: ``Interleaved1F1B`` matches two."""
-_LAST_UNFUSED_NEURON: Final = 15
-"""The last release 2.N of Neuron's SDK whose attention writes its scores to memory."""
-_FLASH_SINCE: Final = 2023
-"""The year from which Megatron-LM's published runs use fused attention."""
-_PADDED_SINCE: Final = 2024
-"""The year from which Megatron fuses attention with padded sequences, as BERT has them."""
-_HOPPER_SINCE: Final = 2025
-"""The year from which published runs of Megatron use attention kernels made for Hopper (FlashAttention 3, cuDNN 9)."""
-_SEQUENCE_PARALLEL_SINCE: Final = 2022
-"""The year of Megatron-LM's sequence parallelism, sharded optimizer and overlapped exchanges."""
-_WRAPPED: Final = 2.0
-"""Operators of the host per parameter in NeMo to 2023: its optimizer wrapper (``megatron_amp_O2``) adds gradients to an
-fp32 copy in one hook each, and copies updated weights back one by one."""
 _SHARDED: Final = 3
 """The stage of ZeRO that shards parameters."""
-_ADAM: Final = ("adam", "lamb")
-_NO_UPDATE: Final = re.compile(
-    r"\b(?:no|without|w/o|excluding) (?:the )?optimi[sz]er\b(?! (?:stat|shard|offload))", re.IGNORECASE
-)
-"""``no optimizer step``, but not ``no optimizer offload``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spellings:
+    """How rows spell what runs; comments in ``spellings.toml`` explain each entry."""
+
+    precisions: Meanings[str]
+    automatic: Pattern
+    integers: Pattern
+    no_tf32: Pattern
+    mixed: dict[str, str]
+    recompute: dict[str, tuple[str, ...]]
+    keeps_some: Pattern
+    schedules: Meanings[str]
+    adam: tuple[str, ...]
+    no_update: Pattern
+    masked_rates: Pattern
+    failed: Pattern
+    cpu_offload: Pattern
+    dropped_tokens: Pattern
+    release: Pattern
+    fsdp: Pattern
+    across_slices: Pattern
+    zero: Pattern
+    tensor_groups: Pattern
+    mesh: Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How ``runtimes`` ran before the year ``before``: as another ``runtime``, or with changes.
+
+    ``attention`` names the kernels of attention, except in models whose name has a word of ``attention_of``. The host
+    launches operators as in the runtime ``host_of``. A framework named ``wrapped`` launches ``wrapped_launches``
+    operators more for each parameter, and lacks the fusion ``wrapped_without``.
+    """
+
+    runtimes: tuple[str, ...]
+    before: int
+    runtime: str = ""
+    attention: str = ""
+    attention_of: dict[str, str] = field(default_factory=dict)
+    host_of: str = ""
+    wrapped: Pattern = ""
+    wrapped_launches: float = 0.0
+    wrapped_without: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfusedSdk:
+    """The ``last`` release 2.N of a maker's SDK that runs as ``runtime``."""
+
+    last: int
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frameworks:
+    """What programs did where a row does not say; comments in ``frameworks.toml`` explain each entry."""
+
+    generations: tuple[Generation, ...]
+    unfused_sdks: dict[str, UnfusedSdk]
+    compiles: tuple[str, ...]
+    eager: Pattern
+    eager_as: str
+    keeps_gathered: tuple[str, ...]
+    shards_itself: tuple[str, ...]
+    sharded_as: str
+    spread_as: str
+    otherwise: str
+    further_tokens: tuple[str, ...]
+    adapter_dropout: tuple[str, ...]
+    pytorch_2: float
+    pytorch_1_as: str
+    in_library: tuple[str, ...]
+    tensorflow: Pattern
+    compiled_architecture: str
+    compiled_with_amp: str
+    shards_states: str
 
 
 def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | None = None) -> str:
@@ -76,21 +107,21 @@ def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | No
     if not written:
         said.append(unstated("precision", usual))
         return usual
-    plain = written.lower()
+    plain, words = written.lower(), vocabulary(Spellings)
     joined = re.sub(_BLANKS, "", plain)
-    automatic = re.search(_AUTOMATIC, plain) is not None
-    name = next((name for pattern, name in (*_NARROW, *_WIDE) if re.search(pattern, joined)), None)
+    automatic = re.search(words.automatic, plain) is not None
+    name = meaning(words.precisions, joined)
     if name is None and automatic:
         name = "fp16"
         said.append(f"precision {written!r} names no 16-bit format: fp16")
-    if name is None and re.search(r"int8|w8a8|aqt", joined):
+    if name is None and re.search(words.integers, joined):
         name = "fp8"
         said.append(f"precision {written!r} is not modelled: fp8, which has as many bits")
     if name is None:
         raise RowError(f"precision {written[:40]!r} is not known: expected one such as fp32, tf32, bf16, amp or fp8")
     if "?" in plain or "mxfp4" in joined:
         said.append(f"precision {written!r} read as: {name}")
-    return _AMP.get(name, name) if automatic else name
+    return words.mixed.get(name, name) if automatic else name
 
 
 def supported(name: str, device: Device, assumed: list[str]) -> str:
@@ -108,14 +139,15 @@ def supported(name: str, device: Device, assumed: list[str]) -> str:
 def recompute_name(written: str) -> str | None:
     """Return the recomputation that a table spells ``remat_policy=full``, ``yes`` or the like; ``None`` if unknown."""
     plain = re.sub(r"^.*[=:]", "", written.lower()).strip()
-    return "selective" if plain.startswith("selective") else _RECOMPUTE.get(plain)
+    known = vocabulary(Spellings).recompute.items()
+    return "selective" if plain.startswith("selective") else next((name for name, said in known if plain in said), None)
 
 
 def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     """Return the recomputation that a row states; if it states none that is known, the default of ``runtime``."""
     written = text(row, "recompute")
     found = recompute_name(written)
-    if found is None and _KEEPS_SOME.search(written.lower()):
+    if found is None and re.search(vocabulary(Spellings).keeps_some, written.lower()):
         assumed.append(f"recompute {written!r} keeps some projections: full")
         return "full"
     if found is None:
@@ -133,7 +165,7 @@ def schedule_of(row: Row) -> str:
     if ":" in written:
         return written  # Python code: allowed or refused by the caller
     said = re.sub(_BLANKS, "", (written or text(row, "notes")).lower())
-    found = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "")
+    found = meaning(vocabulary(Spellings).schedules, said) or ""
     if written and not found:
         raise RowError(f"schedule {written[:40]!r} is not known: expected one such as 1f1b, interleaved or gpipe")
     return found
@@ -141,17 +173,18 @@ def schedule_of(row: Row) -> str:
 
 def updates_weights(row: Row) -> bool:
     """Return whether the steps of a row update the weights: its notes may say that they have no optimizer."""
-    return _NO_UPDATE.search(text(row, "notes")) is None
+    return re.search(vocabulary(Spellings).no_update, text(row, "notes")) is None
 
 
 def optimizer_of(row: Row, forecast: str, assumed: list[str]) -> None:
     """Add a sentence to ``assumed`` if the optimizer that is ``forecast`` is not the one that a row states."""
     written = text(row, "optimizer")
     plain = re.sub(_BLANKS, "", written.lower())
-    adam = any(word in forecast for word in _ADAM)
+    words = vocabulary(Spellings).adam
+    adam = any(word in forecast for word in words)
     if not written:
         assumed.append(unstated("optimizer", forecast))
-    elif "8bit" in plain or adam != any(word in plain for word in _ADAM) or (not adam and "sgd" not in plain):
+    elif "8bit" in plain or adam != any(word in plain for word in words) or (not adam and "sgd" not in plain):
         assumed.append(f"optimizer {written!r} is not modelled: {forecast}")
 
 
@@ -163,7 +196,7 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     shards parameters does it with its own FSDP.
     """
     said = list[str]() if assumed is None else assumed
-    framework = text(row, "framework")
+    framework, habits = text(row, "framework"), vocabulary(Frameworks)
     if device is not None and load_architecture(device.architecture).runtime:
         return _of_maker(framework, device)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
@@ -172,60 +205,61 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     try:
         runtime = find_runtime(framework)
     except UnknownNameError:
-        name = "fsdp" if sharded and not spread else usual or ("megatron" if spread else "pytorch")
+        name = usual or (habits.spread_as if spread else habits.otherwise)
+        name = habits.sharded_as if sharded and not spread else name
         said.append(f"framework {framework!r} not known: {name}" if framework else unstated("framework", name))
         return load_runtime(name)
     year = re.match(r"(\d{4})", text(row, "date"))
-    if runtime.name == "megatron" and year is not None and int(year[1]) < _FLASH_SINCE:
-        return load_runtime("megatron-1" if int(year[1]) < _SEQUENCE_PARALLEL_SINCE else "megatron-2")
-    if runtime.name in ("megatron", "megatron-bridge") and year is not None:
-        return _of_year(int(year[1]), row, runtime)
-    if runtime.name in ("pytorch", "pytorch-1", "ddp") and sharded:
-        said.append(f"framework {framework!r} used with sharded parameters: fsdp")
-        runtime = load_runtime("fsdp")
-    return _compiled(row, runtime, said) if runtime.name == "torchtitan" else runtime
+    if year is not None:
+        runtime = _of_year(int(year[1]), row, runtime)
+    if runtime.name in habits.shards_itself and sharded:
+        said.append(f"framework {framework!r} used with sharded parameters: {habits.sharded_as}")
+        runtime = load_runtime(habits.sharded_as)
+    return _compiled(row, runtime, said) if runtime.name in habits.compiles else runtime
 
 
 def _of_maker(framework: str, device: Device) -> Runtime:
-    """Return the runtime that stands for all frameworks on a device; the release of Neuron's SDK tells old from new."""
+    """Return the runtime that stands for all frameworks on a device; the release of an SDK may tell old from new."""
     name = load_architecture(device.architecture).runtime
-    release = re.search(r"\b2\.(\d+)", framework)
-    if name == "neuronx" and release is not None and int(release[1]) <= _LAST_UNFUSED_NEURON:
-        name = "neuronx-1"
-    return load_runtime(name)
+    release, old = re.search(r"\b2\.(\d+)", framework), vocabulary(Frameworks).unfused_sdks.get(name)
+    return load_runtime(old.runtime if old and release is not None and int(release[1]) <= old.last else name)
 
 
 def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
-    """Return ``runtime`` with the attention kernels, and to 2023 the host's work, that Megatron had in a year."""
-    if year >= _HOPPER_SINCE:
+    """Return ``runtime`` as it was in a year: its first generation that ended later, or as it is today."""
+    known = vocabulary(Frameworks).generations
+    found = next((old for old in known if runtime.name in old.runtimes and year < old.before), None)
+    if found is None:
         return runtime
-    if year >= _PADDED_SINCE:
-        return runtime.patched(kernels={"attention": "cudnn-8"})
-    host = load_runtime("megatron-deepspeed")  # measured in 2023: small layers wait for the host
-    nemo = "nemo" in text(row, "framework").lower()
+    if found.runtime:
+        return load_runtime(found.runtime)
+    name = text(row, "model").lower()
+    attention = next((kernels for word, kernels in found.attention_of.items() if word in name), found.attention)
+    runtime = runtime.patched(kernels={"attention": attention})
+    if not found.host_of:
+        return runtime
+    host = load_runtime(found.host_of).launches
+    wrapped = re.search(found.wrapped, text(row, "framework").lower()) is not None
+    fusions = (fusion for fusion in runtime.kernels.fusions if not (wrapped and fusion == found.wrapped_without))
     return runtime.patched(
-        kernels={
-            "attention": "unfused" if "bert" in text(row, "model").lower() else "cudnn-8",
-            "fusions": tuple(name for name in runtime.kernels.fusions if not (nemo and name == "gradients")),
-        },
+        kernels={"fusions": tuple(fusions)},
         launches={
-            "operator": host.launches.operator,
-            "backward": host.launches.backward,
-            "collective": host.launches.collective,
-            "block": host.launches.block,
-            "parameter": _WRAPPED * host.launches.operator if nemo else 0.0,
+            "operator": host.operator,
+            "backward": host.backward,
+            "collective": host.collective,
+            "block": host.block,
+            "parameter": found.wrapped_launches * host.operator if wrapped else 0.0,
         },
     )
 
 
 def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
     """Return ``runtime`` with compiled blocks, or with operators launched one by one if the row ran eagerly."""
+    habits = vocabulary(Frameworks)
     said = " ".join(text(row, key) for key in ("framework", "notes", "precision")).lower()
     written = text(row, "compile").lower()
-    if written in ("false", "no", "off", "0", "0.0") or re.search(
-        r"\beager\b|\bno[ -_]compile|compile\W*(?:off|false)", said
-    ):
-        eager = load_runtime("fsdp")
+    if written in ("false", "no", "off", "0", "0.0") or re.search(habits.eager, said):
+        eager = load_runtime(habits.eager_as)
         return runtime.patched(
             kernels={"fusions": eager.kernels.fusions},
             launches={"operator": eager.launches.operator, "backward": eager.launches.backward},

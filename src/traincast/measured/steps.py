@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from traincast.ask import Ask
 from traincast.cluster import Cluster
 from traincast.errors import TraincastError
 from traincast.graph import OpKind
-from traincast.measured.finetune_graph import packed_graph, tuned_graph
-from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
+from traincast.measured.dialect import vocabulary
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import further_tokens, graph_of, optimizer_name
@@ -19,6 +19,8 @@ from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.room import needed_bytes
 from traincast.measured.run import Measured, Reading, contradiction, unstated
 from traincast.measured.spellings import (
+    Frameworks,
+    Spellings,
     optimizer_of,
     precision_name,
     recompute_of,
@@ -28,18 +30,18 @@ from traincast.measured.spellings import (
     updates_weights,
 )
 from traincast.measured.stated import check_stated
+from traincast.measured.tuned import packed_graph, tuned_graph
+from traincast.measured.tuning import Tuning, trains_adapters, tuning_of
+from traincast.resolve import resolve
 from traincast.strategy import (
     Request,
     Runtime,
     Strategy,
     choose_micro_batch,
     choose_strategy,
-    load_precision,
-    parse_strategy,
-    with_micro_batch,
 )
 from traincast.strategy.choose import usual_precision, usual_runtime
-from traincast.strategy.releases import assumed_release, settled
+from traincast.strategy.releases import assumed_release
 from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch, settings_in
 from traincast.tables import Row, RowError, figure, flag, text, whole
@@ -49,11 +51,6 @@ NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
 NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
 """Columns that a table must have if all rows ran on one given cluster."""
 _TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
-_FAILED: Final = ("fail", "oom", "error")
-_DROPPED: Final = re.compile(r"token[ -_]?drop")
-"""Spellings of runs whose experts drop tokens beyond their capacity."""
-_RELEASE: Final = re.compile(r"\d{2}\.\d{2}(?:\.\d+)?")
-"""Spelling of a release in the column ``date``: year and month, and the number of a fix."""
 _LONGEST_S: Final = 1e13
 """Larger figures are not times in any unit."""
 _LEAST_BYTES: Final = 4.0
@@ -74,7 +71,7 @@ def group_of(row: Row) -> str:
 
 def has_run(row: Row) -> bool:
     """Return whether the run succeeded, by the column ``status``."""
-    return not any(word in text(row, "status").lower() for word in _FAILED)
+    return re.search(vocabulary(Spellings).failed, text(row, "status").lower()) is None
 
 
 def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Measured:
@@ -144,7 +141,7 @@ def read_row(
     notes = text(row, "notes").lower()
     if tuning is None and trains_adapters(row):
         tuning = tuning_of(row, method="lora")
-    if re.search(r"cpu_offload\s*[=:]\s*true", notes):
+    if re.search(vocabulary(Spellings).cpu_offload, notes):
         raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
     assumed = [said] if (said := grouped_by_length(row)) else []
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
@@ -158,49 +155,42 @@ def read_row(
     optimizer = updates_weights(row)
     if optimizer:
         optimizer_of(row, optimizer_name(graph), assumed)
-    request = Request(
-        graph=graph,
+    released = _released(row, runtime)
+    ask = Ask(
+        model=graph,
         cluster=place,
-        strategy=Strategy(),
-        runtime=runtime,
-        precision=load_precision(supported(precision, place.device, assumed)),
+        runtime=released,
+        precision=supported(precision, place.device, assumed),
         global_batch=1,
         optimizer=optimizer,
     )
-    request = replace(request, runtime=_released(row, request, assumed))
+    request = resolve(ask, chooser=None).request
+    if assumed_release(released, request.runtime):
+        assumed.append(unstated(f"release of {runtime.name}", request.runtime.release))
     if text(row, "strategy"):
-        request = _with_text(row, request, assumed, allow_code=allow_code)
+        request = _with_text(row, ask, request.runtime, assumed, allow_code=allow_code)
     else:
         request = _with_columns(row, request, assumed, allow_code=allow_code)
     return check_stated(row, Reading(request=request, assumed=tuple(assumed)))
 
 
-def _released(row: Row, request: Request, assumed: list[str]) -> Runtime:
-    """Return the runtime with the habits of the release that the column ``date`` states, or of the newest one."""
-    stated = _RELEASE.fullmatch(text(row, "date"))
-    given = request.runtime
-    runtime = replace(given, release=stated[0]) if stated and given.habits else given
-    used = settled(runtime, graph=request.graph, cluster=request.cluster, precision=request.precision)
-    if assumed_release(runtime, used):
-        assumed.append(unstated(f"release of {used.name}", used.release))
-    return used
+def _released(row: Row, runtime: Runtime) -> Runtime:
+    """Return ``runtime`` with the release that the column ``date`` states, if it has habits that depend on it."""
+    stated = re.fullmatch(vocabulary(Spellings).release, text(row, "date"))
+    return replace(runtime, release=stated[0]) if stated and runtime.habits else runtime
 
 
-def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """Return ``request`` with the strategy in the column ``strategy``, written as `predict` takes it.
+def _with_text(row: Row, ask: Ask, runtime: Runtime, assumed: list[str], *, allow_code: bool) -> Request:
+    """Return the request for ``ask`` with the strategy in the column ``strategy``, written as `predict` takes it.
 
     Settings that the text leaves out may be stated in columns of their own.
     """
-    written, global_batch = _with_settings(row, request.runtime, assumed), whole(row, "global_batch")
-    strategy = parse_strategy(written, global_batch=global_batch)
-    check_schedule_of_data(strategy.schedule, allow_code=allow_code)
-    request = replace(request, strategy=strategy, global_batch=global_batch)
-    if says_micro_batch(written):
-        return request
-    stated = whole(row, "micro_batch", 0)
-    if stated:
-        return replace(request, strategy=with_micro_batch(strategy, stated, global_batch))
-    return _with_chosen_micro_batch(request, assumed)
+    written = _with_settings(row, runtime, assumed)
+    ask = replace(ask, strategy=written, global_batch=whole(row, "global_batch"))
+    request = resolve(ask, allow_code=allow_code).request
+    if not says_micro_batch(written):
+        assumed.append(unstated("micro batch", request.strategy.micro_batch(request.global_batch)))
+    return request
 
 
 def _with_settings(row: Row, runtime: Runtime, assumed: list[str]) -> str:
@@ -209,6 +199,8 @@ def _with_settings(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     given = settings_in(written)
     more = {name: text(row, column) for column, name in _SETTINGS.items() if name not in given}
     more = {name: f"{float(value):g}" for name, value in more.items() if value}
+    if not says_micro_batch(written) and (micro_batch := whole(row, "micro_batch", 0)):
+        more["micro_batch"] = str(micro_batch)
     if "recompute" not in given and text(row, "recompute"):
         more["recompute"] = recompute_of(row, runtime, assumed)
     if "schedule" not in given and text(row, "schedule"):
@@ -252,7 +244,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         shard=shard if shard < dp * cp else 0,
         reshard=reshard,
         sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
-        capacity=1.0 if _DROPPED.search(text(row, "model").lower()) else 0.0,
+        capacity=1.0 if re.search(vocabulary(Spellings).dropped_tokens, text(row, "model").lower()) else 0.0,
         recompute=recompute_of(row, request.runtime, assumed),
     )
     request = replace(request, strategy=strategy)
@@ -413,17 +405,18 @@ def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tup
 def _sharding(row: Row, request: Request, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
     """Return the ZeRO stage, the replicas that share states (0: all), and whether gathered parameters are freed."""
     runtime = request.runtime
+    gathers = runtime.name in vocabulary(Frameworks).keeps_gathered
     stated, shard = figure(row, "zero"), _sharded(row, request.cluster, replicas)
     if stated is not None and stated not in (0, 1, 2, 3):
         raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
     zero = 3 if shard and stated is None else runtime.defaults.zero if stated is None else int(stated)
     if stated is None and not shard:
-        zero = min(zero, 1) if pp > 1 and runtime.name != "torchtitan" else zero
+        zero = min(zero, 1) if pp > 1 and not gathers else zero
         if replicas > 1:
             assumed.append(unstated("zero", zero))
-    keeps = zero == 3 and pp > 1 and runtime.name == "torchtitan"
+    keeps = zero == 3 and pp > 1 and gathers
     if keeps and replicas > 1:
-        assumed.append("resharding in a pipeline not stated: parameters stay gathered, the default of torchtitan")
+        assumed.append(f"resharding in a pipeline not stated: parameters stay gathered, the default of {runtime.name}")
     return zero, shard, not keeps
 
 
@@ -448,10 +441,10 @@ def _sharded(row: Row, place: Cluster, replicas: int) -> int:
     Otherwise each of several slices of TPUs holds all parameters, unless the notes shard them across slices too
     (``dcn_fsdp_parallelism=2``).
     """
-    notes = text(row, "notes").lower()
-    found = re.search(r"\bfsdp\s*=?\s*(\d+)", notes)
+    notes, words = text(row, "notes").lower(), vocabulary(Spellings)
+    found = re.search(words.fsdp, notes)
     if found:
         return replicas if int(found[1]) == figure(row, "dp") else int(found[1])
     slices = place.num_devices // place.domain_devices if place.intra_topology == "torus" else 1
-    across = re.search(r"dcn_fsdp\w*\s*=\s*(?!1\b)", notes)
+    across = re.search(words.across_slices, notes)
     return replicas // slices if place.domain_nodes > 1 and slices > 1 and not across else 0

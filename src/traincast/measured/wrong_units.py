@@ -6,34 +6,20 @@ A forecast without calibration is within a small factor of the measurement; a wr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
-_TIMES: Final = (
-    (1e9, "nanoseconds"),
-    (1e6, "microseconds"),
-    (1e3, "milliseconds"),
-    (1 / 60, "minutes"),
-    (1 / 1000, "thousands of seconds"),
-    (1 / 3600, "hours"),
-)
-"""Ratio of measured to forecast time if ``step_time_s`` is in another unit than seconds."""
-_MEMORIES: Final = ((1024.0**3, "bytes"), (1024.0**2, "KiB"), (1024.0, "MiB"), (1 / 1024, "TiB"))
-"""Ratio of measured to forecast memory if ``mem_gb`` is in another unit than GiB."""
-_SLOW: Final = 6.0
-"""For a run slower than its forecast, a unit is guessed only within this factor of it: real runs may be very slow."""
-_FAST: Final = 15.0
-"""No run is this many times faster than its forecast: the nearest unit is guessed."""
+from traincast.measured.dialect import vocabulary
+from traincast.measured.memory import Units
 
 
 def time_unit(measured_s: float, forecast_s: float) -> str:
     """Return the unit that a measured time seems to be in; "" if it may be in seconds."""
-    return _guess(measured_s / forecast_s, _TIMES)
+    return _guess(measured_s / forecast_s, vocabulary(Units).times)
 
 
 def memory_unit(measured: float, forecast: float) -> str:
     """Return the unit that a measured memory seems to be in; "" if it may be in the unit stated."""
-    return _guess(measured / forecast, _MEMORIES)
+    return _guess(measured / forecast, vocabulary(Units).memories)
 
 
 def wrong_time_unit(pairs: Sequence[tuple[float, float]]) -> str:
@@ -46,11 +32,13 @@ def wrong_memory_unit(pairs: Sequence[tuple[float, float]]) -> str:
     return _sentence("mem_gb", "GiB", 1024.0**3, pairs, [memory_unit(*pair) for pair in pairs])
 
 
-def _guess(ratio: float, units: Sequence[tuple[float, str]]) -> str:
-    factor, name = min(units, key=lambda unit: abs(math.log(ratio / unit[0])))
-    if ratio < 1.0 / _FAST:
+def _guess(ratio: float, units: Mapping[str, float]) -> str:
+    """Return the unit that explains a ratio of measured to forecast; "" if none is needed."""
+    limits = vocabulary(Units)
+    name, factor = min(units.items(), key=lambda unit: abs(math.log(ratio / unit[1])))
+    if ratio < 1.0 / limits.fast:
         return name
-    return name if factor > 1.0 and 1.0 / _SLOW < ratio / factor < _SLOW else ""
+    return name if factor > 1.0 and 1.0 / limits.slow < ratio / factor < limits.slow else ""
 
 
 def _sentence(

@@ -19,8 +19,6 @@ _MOST_DELAY: Final = 0.02
 """A sample that waited for the core for a larger share of its time is contaminated."""
 _UNUSUAL: Final = 2.0
 """A step of several ranks is contaminated if it waited this many times as long as steps usually do."""
-_LEAST_SHARE: Final = 0.5
-"""At least this share of the samples is kept: if all waited, those that waited least."""
 
 
 def run_queue_delay_s() -> float:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
+from traincast.resources.ask import HZ
 from traincast.resources.bursts import RESOURCES, ResourceUse, use_of
 from traincast.resources.draws import WatchedLinks, network_of
 from traincast.resources.spans import SpanDraws, held_levels, rows_of
@@ -33,8 +34,6 @@ from traincast.strategy.servers.setup import ServerSetup
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-HZ: Final = 50.0
-"""Samples per second, unless stated."""
 CURVES: Final = (*RESOURCES, "flops", "host", "memory_held")
 """The names of all curves."""
 NETWORK: Final = ("receive", "send")

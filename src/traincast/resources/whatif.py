@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from traincast.cluster import Cluster, load_cluster, load_device
+from traincast.ask import verb
+from traincast.cluster import Cluster, load_device
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError
-from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast, predict
-from traincast.graph import OperatorGraph
+from traincast.resources.ask import HZ, WhatIfAsk
 from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
-from traincast.resources.curves import HZ
 from traincast.resources.forecasting import ResourceForecast, resources_of
-from traincast.strategy import Request, Runtime, choose_micro_batch
+from traincast.strategy import Request, choose_micro_batch
 from traincast.strategy.prepare import for_workers
 from traincast.strategy.strategy import says_micro_batch
 
@@ -78,24 +77,9 @@ class WhatIf:
         }
 
 
-def whatif_resources(
-    model: str | OperatorGraph,
-    *,
-    cluster: str | Cluster,
-    global_batch: int,
-    strategy: str | None = None,
-    seq: int | None = None,
-    precision: str | None = None,
-    runtime: str | Runtime | None = None,
-    to_gpu: str | None = None,
-    to_servers: int | None = None,
-    to_workers: int | None = None,
-    to_batch: int | None = None,
-    hz: float | None = HZ,
-    cost_model: CostModel | None = None,
-    use_cache: bool = False,
-) -> WhatIf:
-    """Forecast what ``model`` draws as it is, and with another GPU, other servers and workers, or another batch.
+@verb(WhatIfAsk)
+def whatif_resources(ask: WhatIfAsk) -> WhatIf:
+    """Forecast what a model draws as it is, and with another GPU, other servers and workers, or another batch.
 
     The first arguments describe the step as for :func:`traincast.predict`, those that begin with ``to_`` what changes:
     the name of another device, other numbers of parameter servers (0: all-reduce) and of workers, each of which keeps
@@ -103,20 +87,9 @@ def whatif_resources(
     they were simulated if it is 0 or None. Unless ``strategy`` states a micro batch, the changed step has the largest
     that fits.
     """
-    change = SettingChange(gpu=to_gpu, servers=to_servers, workers=to_workers, global_batch=to_batch)
-    before = predict(
-        model,
-        cluster=load_cluster(cluster, hosts=True) if isinstance(cluster, str) else cluster,
-        strategy=strategy,
-        global_batch=global_batch,
-        seq=seq,
-        precision=precision,
-        runtime=runtime,
-        cost_model=cost_model,
-        use_cache=use_cache,
-    )
-    keep = strategy is not None and says_micro_batch(strategy)
-    return what_if(before, change, keep_micro_batch=keep, hz=hz or None)
+    change = SettingChange(gpu=ask.to_gpu, servers=ask.to_servers, workers=ask.to_workers, global_batch=ask.to_batch)
+    keep = isinstance(ask.strategy, str) and says_micro_batch(ask.strategy)
+    return what_if(predict(ask), change, keep_micro_batch=keep, hz=ask.hz or None)
 
 
 def what_if(
@@ -127,7 +100,7 @@ def what_if(
     Unless ``keep_micro_batch``, the changed step has the largest micro batch that fits.
     """
     request = changed_request(before.request, change, keep_micro_batch=keep_micro_batch)
-    after = forecast(request, cost_model=before.cost_model)
+    after = forecast(request, cost_model=before.cost_model, conditions=before.report.conditions)
     drawn = resources_of(before, hz=hz), resources_of(after, hz=hz)
     return WhatIf(
         before=before,

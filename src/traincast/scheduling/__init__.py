@@ -12,8 +12,8 @@
 
 from traincast.scheduling.estimates.beliefs import Beliefs, Exact, Given, Noisy, User, load_beliefs
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.policies import POLICIES
-from traincast.scheduling.policy import Policy, load_policy
+from traincast.scheduling.policies import POLICIES, load_policy
+from traincast.scheduling.policy import Policy
 from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.engine import simulate
 from traincast.scheduling.queue.failures import FailureEvent, FailureLaw, Failures

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,10 @@ import numpy.typing as npt
 from traincast.errors import RequestError
 from traincast.files import write_text
 from traincast.pages import page_text
-from traincast.scheduling.queue.outcome import History, Outcome
-from traincast.scheduling.schedule import Schedule
+from traincast.scheduling.joblogs.read import JobLog
+from traincast.scheduling.queue.failures import Failures
+from traincast.scheduling.queue.metrics import Metrics
+from traincast.scheduling.queue.outcome import History, JobOutcome, Outcome
 from traincast.scheduling.space.cluster import NodeIndex, SharedCluster
 from traincast.scheduling.space.free import UNIT, bits_of
 
@@ -34,12 +36,54 @@ MAX_NODE_ROWS: Final = 96
 QUANTILES: Final = 201
 
 
-def write_page(runs: Sequence[Schedule], path: Path) -> None:
+class ShownQueue(Protocol):
+    """What the page reads of a queue; see :class:`traincast.scheduling.schedule.Queue`."""
+
+    @property
+    def log(self) -> JobLog:
+        """The jobs."""
+
+    @property
+    def failures(self) -> Failures | None:
+        """The failures of nodes; ``None`` without any."""
+
+
+class ShownSchedule(Protocol):
+    """What the page reads of a schedule; see :class:`traincast.scheduling.schedule.Schedule`."""
+
+    @property
+    def queue(self) -> ShownQueue:
+        """What was simulated."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of each job, and the cluster over time."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the random numbers."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """The figures of all jobs."""
+
+    @property
+    def fates(self) -> Sequence[JobOutcome]:
+        """The outcome of each job, in order of submission."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures as JSON shows them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures and what was simulated."""
+
+
+def write_page(runs: Sequence[ShownSchedule], path: Path) -> None:
     """Write the schedules of one queue, one for each policy, as one self-contained HTML file."""
     write_text(path, page_text("schedule", page_data(runs)))
 
 
-def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
+def page_data(runs: Sequence[ShownSchedule]) -> dict[str, Any]:
     """Return the data that the page shows; times count from the first submission."""
     if not runs:
         raise RequestError("no schedules: a page shows at least one")
@@ -60,13 +104,13 @@ def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
     }
 
 
-def _is_exact(runs: Sequence[Schedule]) -> bool:
+def _is_exact(runs: Sequence[ShownSchedule]) -> bool:
     """Whether the page can show every stretch of every job on every GPU."""
     spans = sum(len(segment.allocation.gpus) for run in runs for segment in run.outcome.segments)
     return runs[0].outcome.cluster.num_gpus <= MAX_GPU_ROWS and spans <= MAX_SPANS
 
 
-def _policy(run: Schedule, begin: float, span: float, *, exact: bool) -> dict[str, Any]:
+def _policy(run: ShownSchedule, begin: float, span: float, *, exact: bool) -> dict[str, Any]:
     outcome = run.outcome
     quantiles = np.linspace(0, 1, QUANTILES)
     jct, queue = (np.array([getattr(fate, name) for fate in outcome.fates]) for name in ("jct_s", "queue_s"))
@@ -94,7 +138,7 @@ def _rounded(values: Floats, digits: int = 3) -> list[float]:
     return found
 
 
-def _gpu_time(run: Schedule) -> dict[str, float]:
+def _gpu_time(run: ShownSchedule) -> dict[str, float]:
     """Split the GPU time from the first submission to the last end by use, in GPU seconds; the parts add up to it."""
     found, outcome = run.metrics, run.outcome
     total = outcome.cluster.num_gpus * outcome.makespan_s
@@ -210,7 +254,7 @@ def _lowest_gap(taken: Sequence[tuple[float, int, int]], units: int) -> int:
     return min(at, UNIT - units)
 
 
-def _down(run: Schedule, begin: float, span: float) -> list[tuple[int, int, float, float]]:
+def _down(run: ShownSchedule, begin: float, span: float) -> list[tuple[int, int, float, float]]:
     """Return the outages as (first row, rows, from, to). The seed draws the same failures again."""
     if run.queue.failures is None:
         return []

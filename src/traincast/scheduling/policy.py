@@ -1,14 +1,9 @@
-"""The protocol of a policy, which decides who runs next, and a function that finds a policy by name."""
+"""The protocol of a policy, which decides who runs next."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from traincast.imports import make_by_name
 from traincast.scheduling.queue.run import JobRun
-
-if TYPE_CHECKING:
-    from traincast.scheduling.queue.state import State
+from traincast.scheduling.queue.state import State
 
 
 class Policy:
@@ -50,10 +45,3 @@ class Policy:
     def decide(self, state: State) -> None:
         """Start and preempt jobs."""
         raise NotImplementedError
-
-
-def load_policy(name: str) -> Policy:
-    """Return the policy of that name with its default settings, or ``package.module:Class``, made without arguments."""
-    from traincast.scheduling.policies import POLICIES
-
-    return make_by_name("policy", name, POLICIES, Policy)

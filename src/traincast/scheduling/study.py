@@ -21,7 +21,7 @@ from traincast.errors import RequestError
 from traincast.scheduling.estimates.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.estimates.forecasts import ForecastSpeeds
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.policy import load_policy
+from traincast.scheduling.policies import load_policy
 from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.engine import simulate
 from traincast.scheduling.queue.failures import Failures

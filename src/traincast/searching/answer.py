@@ -14,8 +14,9 @@ from traincast.brief import Brief, BriefTable
 from traincast.files import write_bytes
 from traincast.report import JobForecast, Report
 from traincast.report.job import price_per_s
+from traincast.searching.ask import Objective
 from traincast.searching.bulk.columns import StrategyColumns
-from traincast.searching.problem import Limits, Objective, SpaceCounts
+from traincast.searching.problem import Limits, SpaceCounts
 from traincast.searching.space import OFFLOADS, recomputation, recomputes
 from traincast.strategy import Request, Strategy
 from traincast.strategy.schedules import SCHEDULES

@@ -13,32 +13,15 @@ from traincast.cluster import Cluster, find_device, find_node, load_cluster, nod
 from traincast.errors import NoneAcceptedError, RequestError, StrategyError, expect
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.answer import Candidate, Place, Status
+from traincast.searching.ask import Objective
 from traincast.searching.bulk.columns import StrategyColumns
-from traincast.searching.problem import Limits, Objective, Problem
+from traincast.searching.problem import Limits, Problem
 from traincast.searching.ranking import Made, Ranking
 from traincast.strategy import Request
 from traincast.strategy.prepare import need_only
 from traincast.units import format_bytes, format_money, format_seconds
 
 _MOST_CLUSTERS: Final = 64
-_MOST_NODES: Final = 1_000_000
-
-
-def parse_nodes(text: str) -> tuple[int, ...]:
-    """Return the numbers of nodes in a list (``8,12,16``), a range (``8..128``: 8, its doublings and 128), or both."""
-    found: set[int] = set()
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        low, dots, high = part.partition("..")
-        try:
-            first, last = int(low), int(high) if dots else int(low)
-        except ValueError:
-            raise RequestError(f"nodes {part!r}: expected a number, or a range such as 8..128") from None
-        if not 1 <= first <= last <= _MOST_NODES:
-            raise RequestError(f"nodes {part!r}: expected numbers from 1 to {_MOST_NODES}, the smaller one first")
-        found |= {first << n for n in range((last // first).bit_length())} | {last}
-    if not found:
-        raise RequestError(f"nodes {text!r}: expected numbers of nodes, such as 8..128")
-    return tuple(sorted(found))
 
 
 def clusters_to_try(cluster: str | Cluster, nodes: Sequence[int], devices: Sequence[str]) -> list[Cluster]:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
 
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
 from traincast.report.job import price_per_s
+from traincast.searching.ask import CONFIDENCE
 from traincast.searching.space import Axes, Degrees, meshes
 from traincast.strategy import Request
-
-Objective: TypeAlias = Literal["time", "cost", "energy", "memory"]
-
-CONFIDENCE: Final = 0.8
-"""Default probability with which a job must meet its deadline and its budget."""
-OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,34 +12,32 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.ask import JobSettings, Training
-from traincast.cluster import Cluster, assumed_nodes
+from traincast.ask import JobSettings, verb
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel, EventsCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
 from traincast.forecast import Forecast
-from traincast.graph import Operator, OperatorGraph
+from traincast.graph import Operator
 from traincast.report.job import steps_of
-from traincast.resolve import resolve
+from traincast.resolve import cost_model_of, resolve
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
+from traincast.searching.ask import CONFIDENCE, OBJECTIVES, Objective, Progress, SearchAsk
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.journal import from_json, part_name, search_journal, to_json
 from traincast.searching.places import MEMORY_REACH, clusters_to_try, nothing, survey
-from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Limits, Objective, Problem, SpaceCounts, Task
+from traincast.searching.problem import Limits, Problem, SpaceCounts, Task
 from traincast.searching.ranking import Ranking, influence
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.simulate.executor import execute_compiled
-from traincast.strategy import Request, Runtime
-from traincast.strategy.choose import assumed_runtime
+from traincast.strategy import Request
 from traincast.strategy.prepare import layers_of
 from traincast.strategy.program.recompute import leanest
 
 Floats = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 SEARCHERS: Final = ("auto", "exhaustive", "branch-and-bound", "annealing")
 REACH: Final = 1.1
@@ -53,84 +51,56 @@ _COMPARED_CALIBRATED: Final = 48
 """Number of candidates that are forecast in full; a calibration can change their order, so it needs more of them."""
 
 
-def search(
-    model: str | OperatorGraph,
-    *,
-    cluster: str | Cluster,
-    global_batch: int,
-    seq: int | None = None,
-    precision: str | None = None,
-    runtime: str | Runtime | None = None,
-    objective: Objective = "time",
-    top: int = 10,
-    constraint: str = "",
-    nodes: Sequence[int] = (),
-    devices: Sequence[str] = (),
-    tokens: int | None = None,
-    samples: int | None = None,
-    steps: int | None = None,
-    deadline_s: float | None = None,
-    budget: float | None = None,
-    confidence: float = CONFIDENCE,
-    searcher: str = "auto",
-    engine: Engine | None = None,
-    engine_name: str = "local",
-    resume: Path | None = None,
-    progress: Progress | None = None,
-    job: JobSettings | None = None,
-    cost_model: CostModel | None = None,
-    accepts: Callable[[Request], bool] | None = None,
-    optimizer: bool | str = True,
-    lora: str | None = None,
-    freeze: Sequence[str] = (),
-    quantize: int | str | None = None,
-    seed: int = 0,
-    use_cache: bool = False,
-) -> Answer:
+@verb(SearchAsk)
+def search(ask: SearchAsk) -> Answer:
     """Find the best strategies for a model on a cluster, or on the best of several clusters.
 
     ``constraint`` limits axes and memory; ``nodes`` and ``devices`` are the clusters to choose from. The whole job must
     meet ``deadline_s`` and ``budget`` (US dollars) with a chance of at least ``confidence``. ``accepts`` returns False
-    for requests to leave out. ``lora``, ``freeze``, ``quantize`` and ``optimizer`` are those of
-    :func:`traincast.predict`. Finished parts are saved in the folder ``resume``; a later search with the same folder
+    for requests to leave out. Finished parts are saved in the folder ``resume``; a later search with the same folder
     resumes from them. Raises :class:`traincast.errors.StrategyError` if no strategy is left.
     """
     began = time.perf_counter()
-    _check_settings(objective=objective, searcher=searcher, top=top, seed=seed)
-    limits = _limits(deadline_s=deadline_s, budget=budget, confidence=confidence)
-    found = [
-        resolve(
-            Training(
-                model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
-                optimizer=optimizer, lora=lora, freeze=freeze, quantize=quantize, use_cache=use_cache,
-            )
-        )
-        for place in clusters_to_try(cluster, nodes, devices)
-    ]  # fmt: skip
+    _check_settings(objective=ask.objective, searcher=ask.searcher, top=ask.top, seed=ask.seed)
+    limits = _limits(deadline_s=ask.deadline_s, budget=ask.budget, confidence=ask.confidence)
+    cost_model = cost_model_of(ask)
+    found = [resolve(replace(ask, cluster=place)) for place in clusters_to_try(ask.cluster, ask.nodes, ask.devices)]
     requests = [each.request for each in found]
     if isinstance(cost_model, EventsCostModel):
         requests = [replace(request, cluster=cost_model.on(request.cluster)) for request in requests]
     check_possible(cost_model, [request.cluster for request in requests])
-    num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
-    if (deadline_s is not None or budget is not None) and num_steps is None:
+    num_steps = steps_of(requests[0].graph, ask.global_batch, tokens=ask.tokens, samples=ask.samples, steps=ask.steps)
+    if (ask.deadline_s is not None or ask.budget is not None) and num_steps is None:
         raise RequestError("a deadline or a budget is for a whole job: give its length in tokens, samples or steps")
-    problems = _problems(requests, constraint, objective, searcher, cost_model)
+    problems = _problems(requests, ask.constraint, ask.objective, ask.searcher, cost_model)
     means = _Means(
-        searcher=searcher, engine=engine or local_engine(), resume=resume, progress=progress, seed=seed
-    )  # fmt: skip
+        searcher=ask.searcher,
+        engine=ask.engine or local_engine(),
+        resume=ask.resume,
+        progress=ask.progress,
+        seed=ask.seed,
+    )
     parts, counts = _run(problems, means)
     ranking = Ranking(
         requests=requests,
         columns=joined(parts).distinct(),
         limits=replace(limits, num_steps=num_steps),
-        settings=job or JobSettings(),
-        objective=objective,
+        settings=ask.job or JobSettings(),
+        objective=ask.objective,
         cost_model=cost_model,
-        accepts=accepts,
+        accepts=ask.accepts,
     )
-    answer = _answer(ranking, problems, means, parts, counts, top=top, engine_name=engine_name, began=began)
-    assumed = dict.fromkeys(said for request in requests for said in assumed_runtime(runtime, request))
-    return replace(answer, warnings=(*answer.warnings, *assumed))
+    return _answer(
+        ranking,
+        problems,
+        means,
+        parts,
+        counts,
+        top=ask.top,
+        engine_name=ask.engine_name,
+        began=began,
+        assumed=tuple(dict.fromkeys(said for each in found for said in each.assumed)),
+    )
 
 
 def _check_settings(*, objective: str, searcher: str, top: int, seed: int) -> None:
@@ -163,6 +133,7 @@ def _answer(
     top: int,
     engine_name: str,
     began: float,
+    assumed: tuple[str, ...],
 ) -> Answer:
     """Evaluate all strategies on the meshes of the best, compare the best by full forecasts, and return the answer.
 
@@ -188,7 +159,6 @@ def _answer(
     ranked, places, sure = ranking.compared(best, places, top, means.seed)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
-    assumed = dict.fromkeys(said for request in requests for said in assumed_nodes(request.cluster))
     return Answer(
         model=requests[0].graph.name,
         runtime=requests[0].runtime.name,

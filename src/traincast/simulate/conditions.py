@@ -18,8 +18,7 @@ import numpy.typing as npt
 from traincast.ask import Conditions
 from traincast.errors import RequestError
 from traincast.graph import Operator
-from traincast.simulate.event_state import Uses
-from traincast.simulate.events import execute_events
+from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.simulate.executor import execute
 from traincast.simulate.expand import expand
 from traincast.simulate.timeline import Timeline
@@ -72,7 +71,7 @@ def under(
     full = expand(_joined(plan, meetings))
     duration = _durations(full, by_kind, kinds=kinds, factors=factors, meetings=meetings)
     dynamic = conditions.interference > 0.0 or conditions.share_links
-    run = partial(execute_events, uses=_uses(full, conditions)) if dynamic else execute
+    run = partial(execute_queue, uses=_uses(full, conditions)) if dynamic else execute
     start, end = run(
         duration,
         lane_start=full.lane_start,

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.simulate.event_state import Uses
-from traincast.simulate.events import execute_events
+from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.strategy.servers.tasks import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
 
 Floats = npt.NDArray[np.float64]
@@ -73,7 +72,7 @@ def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> S
         capacity=np.ones(tasks.num_resources),
         fair=np.arange(tasks.num_resources) < tasks.num_links,
     )
-    start, end = execute_events(
+    start, end = execute_queue(
         tasks.duration,
         lane_start=tasks.lane_start,
         lanes=tasks.lanes,

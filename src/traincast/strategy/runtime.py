@@ -255,10 +255,6 @@ class Runtime:
     """Spellings of the framework in tables of measurements."""
     release: Release = ""
     """The framework's own release number; empty for the newest."""
-    further_tokens: bool = False
-    """Measured rows only: recipes train models to predict tokens after the next one if they were published so."""
-    adapter_dropout: bool = False
-    """Measured rows only: recipes drop inputs of adapters at random."""
     launches: LaunchTable = field(default_factory=LaunchTable)
     kernels: KernelTable = field(default_factory=KernelTable)
     exchange: ExchangeTable = field(default_factory=ExchangeTable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,19 +28,9 @@ from traincast.testbed.activity import (
 from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import RunFolder, measured_spans, read_run_folder, read_spans
 from traincast.testbed.outcome import ClassActivity, Comparison, DeviceActivity
+from traincast.testbed.page import Compared, write_comparison
 
 _SAME_FACTOR: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """A comparison with its origin: the run, its spans, the forecast and its spans."""
-
-    comparison: Comparison
-    run: RunFolder
-    measured: ActivitySpans
-    predicted: ActivitySpans
-    forecast: Forecast
 
 
 def compare_testbed(run: str | Path, *, events: str | Path | None = None, html: str | Path | None = None) -> Comparison:
@@ -57,8 +47,6 @@ def compare_testbed(run: str | Path, *, events: str | Path | None = None, html: 
         raise RequestError(f"events {events}: there is no such folder; `traincast profile events -o` writes one")
     found = compare(folder, events=None if events is None else Path(events))
     if html is not None:
-        from traincast.testbed.page import write_comparison
-
         write_comparison(found, Path(html))
     return found.comparison
 

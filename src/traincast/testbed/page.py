@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,18 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.files import write_text
+from traincast.forecast import Forecast
 from traincast.pages import page_text
 from traincast.report.drawn_spans import MAX_SPANS, DrawnSpans, columns_of
 from traincast.report.trace import STREAM_NAMES
 from traincast.strategy.plan import NUM_STREAMS, Category, Stream
 from traincast.testbed.activity import COMPUTE_CLASSES, ActivitySpans, stream_of
-from traincast.testbed.compare import Compared
+from traincast.testbed.folder import RunFolder
+from traincast.testbed.outcome import Comparison
 
 Ints = npt.NDArray[np.int64]
 
 MAX_DEVICES: Final = 32
 """Most devices that a page shows."""
 _SIDES: Final = ("run", "forecast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A comparison with its origin: the run, its spans, the forecast and its spans."""
+
+    comparison: Comparison
+    run: RunFolder
+    measured: ActivitySpans
+    predicted: ActivitySpans
+    forecast: Forecast
 
 
 def write_comparison(compared: Compared, path: Path) -> None:

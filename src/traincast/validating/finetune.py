@@ -12,14 +12,16 @@ from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.measured import finetune
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
+from traincast.measured.dialect import Dialect
 from traincast.measured.finetune import MeasuredTuning
-from traincast.measured.finetune_words import MemoryKind
+from traincast.measured.memory import MemoryKind
+from traincast.measured.table import rows_of
 from traincast.report import Report
 from traincast.strategy import Memory, Request, Runtime
 from traincast.strategy.memory.allocations import allocations_of, simulate
 from traincast.strategy.memory.fits import at_share, factor
 from traincast.strategy.prepare import memory_by_stage, prepare
-from traincast.tables import RowError, read_rows
+from traincast.tables import RowError
 from traincast.validating.outcome import RowOutcome, RowValidation
 
 
@@ -28,14 +30,15 @@ def validate_finetune(
     *,
     cost_model: CostModel | None = None,
     calibrated: bool = True,
+    dialect: Dialect | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RowValidation:
     """Forecast every row of a table of fine-tuning runs and compare time and memory.
 
     Memory is compared in the kind that a row states: allocated, reserved, or as nvidia-smi shows it. With
-    ``calibrated`` false, no calibration is used.
+    ``calibrated`` false, no calibration is used. ``dialect`` says how the table writes its columns and words.
     """
-    rows = read_rows(path, needs=finetune.NEEDS)
+    rows = rows_of(path, needs=finetune.NEEDS, dialect=dialect)
     times = lru_cache(maxsize=64)(lambda request: forecast(request, cost_model=cost_model).report)
     outcomes = []
     for index, row in enumerate(rows):

@@ -14,11 +14,11 @@ from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast
 from traincast.measured import Measured, dp_steps, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
-from traincast.measured.complete import completed
-from traincast.measured.failures import failed_otherwise
+from traincast.measured.dialect import Dialect
+from traincast.measured.table import completed, failed_otherwise, rows_of
 from traincast.strategy.memory.fits import at_share, factor
 from traincast.strategy.memory.shown import reported
-from traincast.tables import Row, RowError, read_rows
+from traincast.tables import Row, RowError
 from traincast.validating.outcome import RowOutcome, RowValidation
 
 Progress = Callable[[int, int], None]
@@ -33,14 +33,16 @@ def validate_steps(
     cluster: Cluster | None = None,
     calibrated: bool = True,
     allow_code: bool = False,
+    dialect: Dialect | None = None,
     progress: Progress | None = None,
 ) -> RowValidation:
     """Forecast every row of a table of language-model steps and compare time and memory.
 
     Rows ran on ``cluster`` if it is given, otherwise on the machines that they describe. With ``calibrated`` false,
-    no calibration is used. ``allow_code`` lets rows name models and schedules that are Python code.
+    no calibration is used. ``allow_code`` lets rows name models and schedules that are Python code. ``dialect`` says
+    how the table writes its columns and words.
     """
-    rows = completed(read_rows(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER))
+    rows = completed(rows_of(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER, dialect=dialect))
 
     def outcome(index: int, row: Row) -> RowOutcome:
         run = steps.read_run(index, row, cluster=cluster, allow_code=allow_code)
@@ -58,10 +60,11 @@ def validate_dp_steps(
     *,
     cost_model: CostModel | None = None,
     calibrated: bool = True,
+    dialect: Dialect | None = None,
     progress: Progress | None = None,
 ) -> RowValidation:
-    """Forecast every row of a table of data-parallel steps and compare the times."""
-    rows = read_rows(path, needs=dp_steps.NEEDS)
+    """Forecast every row of a table of data-parallel steps, written in a ``dialect``, and compare the times."""
+    rows = rows_of(path, needs=dp_steps.NEEDS, dialect=dialect)
 
     def outcome(index: int, row: Row) -> RowOutcome:
         run = dp_steps.read_run(index, row)

@@ -16,9 +16,9 @@ TableKind: TypeAlias = Literal["steps", "dp-steps", "finetune", "operators", "co
 """What a table holds: steps of language models, data-parallel steps, fine-tuning runs, operators, or collectives."""
 
 _TAKES: Final[dict[TableKind, frozenset[str]]] = {
-    "steps": frozenset({"cluster", "calibrated", "allow_code", "cost_model"}),
-    "dp-steps": frozenset({"calibrated", "cost_model"}),
-    "finetune": frozenset({"calibrated", "cost_model"}),
+    "steps": frozenset({"cluster", "calibrated", "allow_code", "cost_model", "dialect"}),
+    "dp-steps": frozenset({"calibrated", "cost_model", "dialect"}),
+    "finetune": frozenset({"calibrated", "cost_model", "dialect"}),
     "operators": frozenset({"bundles", "rows", "where"}),
     "collectives": frozenset({"bundles", "own_points"}),
 }
@@ -33,6 +33,7 @@ def validate(
     calibrated: bool = True,
     allow_code: bool = False,
     cost_model: CostModel | None = None,
+    dialect: str | os.PathLike[str] | None = None,
     bundles: Sequence[str | os.PathLike[str]] = (),
     rows: int | None = None,
     where: Mapping[str, Collection[str]] | None = None,
@@ -48,6 +49,7 @@ def validate(
     - ``calibrated`` (steps, dp-steps, finetune): false leaves calibrations of the catalog out.
     - ``allow_code`` (steps): lets rows name models and schedules that are Python code, and runs it.
     - ``cost_model`` (steps, dp-steps, finetune): replaces the usual cost model.
+    - ``dialect`` (steps, dp-steps, finetune): a TOML file that says how the table writes its columns and words.
     - ``bundles`` (operators, collectives): folders of learned models that are asked before the shipped ones.
     - ``rows`` (operators): takes an even sample of this many rows.
     - ``where`` (operators): takes the rows with one of the given values in each named column.
@@ -63,6 +65,7 @@ def validate(
         "calibrated": None if calibrated else False,
         "allow_code": allow_code or None,
         "cost_model": cost_model,
+        "dialect": dialect,
         "bundles": [Path(bundle) for bundle in bundles] or None,
         "rows": rows,
         "where": where or None,
@@ -75,6 +78,10 @@ def validate(
         raise RequestError(f"{', '.join(wrong)} does not apply to a table of {kind}: it takes {takes}")
     if isinstance(cluster, str):
         stated["cluster"] = load_cluster(cluster, whole_nodes=True)
+    if dialect is not None:
+        from traincast.measured.dialect import load_dialect
+
+        stated["dialect"] = load_dialect(Path(dialect))
     path = Path(table)
     if kind == "operators":
         from traincast.validating.operators import validate_operators

@@ -47,8 +47,9 @@ class Route:
     """The hardware between the ranks of a group: links inside an island of ``per_node`` ranks, NICs between islands.
 
     ``inside`` is ``switch``, ``direct`` (a mesh or a bridge), ``pcie``, ``host`` (processes of one processor) or
-    ``none`` (one rank in each node). Bandwidths are bytes/s per direction: of one rank inside (0 in a host, of which no
-    datasheet says it), of a group's share of a node's NICs between (0 if it never leaves).
+    ``none`` (one rank in each node). ``intra_bandwidth`` is what one rank can send inside its island, and
+    ``nic_bandwidth`` the group's share of a node's NICs, both in bytes/s per direction. ``intra_bandwidth`` is 0 if
+    ``inside`` is ``host``, because no datasheet states it; ``nic_bandwidth`` is 0 if the group lies within one node.
     """
 
     device: str

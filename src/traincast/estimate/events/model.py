@@ -74,11 +74,13 @@ class Events:
         return None
 
     def message(self, work: Collective | Transfer, bandwidth: float = 0.0) -> MeasuredTime | None:
-        """Return the time of a collective or message: interpolated, and carried to its number of ranks by its law.
+        """Return the time of a collective or a message, or ``None`` if nothing like it was measured.
 
-        Groups that share a node's NICs count as one message that is as many times larger. ``bandwidth`` is what the
-        cluster states between nodes, in bytes/s: if it is not that of the card, the time beyond that of the smallest
-        measured message grows or shrinks in proportion.
+        The time is interpolated between measured sizes, on the curve whose number of ranks is nearest, and then scaled
+        to the number of ranks of ``work`` by the law of its collective. If k groups share a node's NICs, the message
+        counts as one that is k times larger. ``bandwidth`` is what the cluster states between nodes, in bytes/s. If it
+        differs from that of the measured machine, the part of the time above that of the smallest measured message is
+        scaled by the ratio of the two.
         """
         n = work.num_ranks if isinstance(work, Collective) else 2
         between = work.num_nodes > 1 if isinstance(work, Collective) else work.crosses_nodes

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from traincast.fitting.rows.parts import parts_of
 from traincast.fitting.rows.products import PRODUCT_OPERATIONS
 from traincast.fitting.rows.tokens import TOKEN_OPERATIONS
 from traincast.fitting.rows.values import (
@@ -207,20 +206,6 @@ class RowConfig(NamedTuple):
     n: int | None = None
     k: int | None = None
     params: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredOperator:
-    """The operator that a row measured, and the leaf operators it consists of."""
-
-    operator: Operator
-    parts: tuple[Operator, ...]
-
-
-def measured_operator(row: Mapping[str, Any]) -> MeasuredOperator:
-    """Return the operator and its parts for one row of a table, given by column name."""
-    operator = operator_of(RowConfig(**{name: row[name] for name in RowConfig._fields if name in row}))
-    return MeasuredOperator(operator=operator, parts=parts_of(operator))
 
 
 def operator_of(config: RowConfig) -> Operator:

@@ -1,8 +1,8 @@
 """``profile events``: measures the distinct works of one plan, on this machine or on one or two nodes.
 
 :func:`measure_events` lowers the plan, finds what the folder does not have yet, and starts the processes that measure
-it. Each of them runs :func:`take_part`. Rank 0 keeps every finished part in a journal beside the folder, so a run that
-was killed resumes; when all is done, it writes the folder in one step.
+it. Each of them runs a :class:`traincast.profiling.events.worker.EventsWorker`. Rank 0 keeps every finished part in a
+journal beside the folder, so a run that was killed resumes; when all is done, it writes the folder in one step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from traincast.estimate.events.keys import P2P, collective_key, operator_key, up
 from traincast.estimate.events.model import BESIDE_TRAFFIC
 from traincast.graph import Operator, OpKind
 from traincast.graph.capture.capture import require_torch
-from traincast.profiling.collectives.measure import is_launched
 from traincast.profiling.events.request import (
     EventsRequest,
     Message,
@@ -87,7 +86,7 @@ def measure_events(request: EventsRequest, output: str | Path, *, launcher: Laun
     """Measure the works of ``request`` that the folder ``output`` does not have, and write them to it.
 
     ``launcher`` starts the processes that measure; by default they run on this machine. Under a launcher such as
-    ``torchrun``, every rank calls :func:`take_part` instead. Raises ``RequestError`` if the plan cannot be made, or if
+    ``torchrun``, every rank runs an ``EventsWorker`` instead. Raises ``RequestError`` if the plan cannot be made, or if
     ``output`` holds events of other hardware.
     """
     require_torch()
@@ -269,15 +268,3 @@ def _journaled(path: Path) -> list[Row]:
                 _, part = json.loads(line)
                 rows += part if isinstance(part, list) else []
     return rows
-
-
-def take_part(
-    request: EventsRequest, output: Path, *, say: Callable[[str], None] = lambda text: None
-) -> EventsProfile | None:
-    """Measure as one rank of a launch; rank 0 writes the folder and returns the result, others return ``None``."""
-    require_torch()
-    from traincast.profiling.events.worker import EventsWorker
-
-    if not is_launched():
-        raise RequestError("take_part needs processes that a launcher started")
-    return EventsWorker(request, output, say=say).run()

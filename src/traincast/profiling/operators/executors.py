@@ -50,18 +50,6 @@ def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
     return call
 
 
-def reason_not_to_run(operator: Operator) -> str | None:
-    """Return why ``operator`` cannot be run, or ``None`` if it can. It runs on fake tensors, which take no memory."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            executor_of(operator)
-    except CannotRunError as error:
-        return str(error)
-    return None
-
-
 def memory_of(operator: Operator) -> float:
     """Roughly the bytes that running ``operator`` alone takes: tensors, results, and scores of attention."""
     need = 2.0 * operator.nbytes

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from traincast.cluster.topology import effective_intra_bandwidth
 from traincast.graph import Phase
-from traincast.resources.curves import HZ
+from traincast.resources.ask import HZ
 from traincast.resources.inspector.amounts import PHASES, Amounts, Floats, amounts_of, weights_of
 from traincast.resources.inspector.grouping import Grouping, Groups, group
 from traincast.strategy import Request

@@ -17,12 +17,12 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from traincast.errors import RequestError
-from traincast.scheduling.check import SHOWN
 from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.joblogs.table import Floats, Ints, jobs
+from traincast.scheduling.joblogs.values import SHOWN
 from traincast.scheduling.queue.speeds import PLAIN, PlacedGpus, Speeds
-from traincast.scheduling.sharing.step_times import NOWHERE, Ask, Reference, StepTimes, What, Where
+from traincast.scheduling.sharing.step_times import NOWHERE, JobFacts, Reference, StepTimes, What, Where
 from traincast.scheduling.space.cluster import SharedCluster
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -44,16 +44,16 @@ class ForecastSpeeds:
         """Return the seconds of ``duration_s`` that the job completes in one second."""
         if not is_described(job) or not placed.nodes:
             return self.others.speed(job, placed)
-        ask = ask_of(job)
+        ask = facts_of(job)
         there = self.steps.step_s(ask.what, self.steps.where(placed)) / min(1.0, job.num_gpus)
         return 0.0 if there == NOWHERE else self.steps.reference(ask).step_s / there
 
     def refuse_impossible(self, queue: Iterable[Job]) -> None:
         """Refuse jobs that could be given GPUs on which they cannot run, before the simulation starts."""
-        asks: dict[Ask, str] = {}
+        asks: dict[JobFacts, str] = {}
         for job in queue:
             if is_described(job):
-                asks.setdefault(ask_of(job), job.job_id)
+                asks.setdefault(facts_of(job), job.job_id)
         for ask, name in asks.items():
             try:
                 found = self.steps.reference(ask)
@@ -67,7 +67,7 @@ class ForecastSpeeds:
 
     def prepare(self, queue: Iterable[Job], *, progress: Progress | None = None) -> None:
         """Forecast in advance all step times that these jobs may need, on every GPU type and spread."""
-        asks = dict.fromkeys(ask_of(job) for job in queue if is_described(job))
+        asks = dict.fromkeys(facts_of(job) for job in queue if is_described(job))
         cases = [(ask.what, where) for ask in asks for where in self.steps.placements(ask)]
         for done, (what, where) in enumerate(cases, 1):
             self.steps.step_s(what, where)
@@ -80,9 +80,9 @@ def is_described(job: Job) -> bool:
     return bool(job.model) and job.batch > 0
 
 
-def ask_of(job: Job) -> Ask:
+def facts_of(job: Job) -> JobFacts:
     """Return the facts that determine a job's reference placement."""
-    return Ask(What(job.model, job.batch, job.strategy, job.is_elastic), job.num_gpus, job.vc, job.gpu_type)
+    return JobFacts(What(job.model, job.batch, job.strategy, job.is_elastic), job.num_gpus, job.vc, job.gpu_type)
 
 
 def goodput(job: Job, steps: StepTimes) -> dict[int, float]:
@@ -90,8 +90,8 @@ def goodput(job: Job, steps: StepTimes) -> dict[int, float]:
 
     The GPUs are of the reference type, packed on the fewest nodes.
     """
-    reference = steps.reference(ask_of(job))
-    what = ask_of(job).what._replace(is_elastic=True)
+    reference = steps.reference(facts_of(job))
+    what = facts_of(job).what._replace(is_elastic=True)
     least, most = (job.min_gpus, job.max_gpus) if job.is_elastic else (int(job.num_gpus), int(job.num_gpus))
     size = reference.where.node_gpus
     found: dict[int, float] = {}
@@ -150,11 +150,11 @@ def forecast_seconds(log: JobLog, steps: StepTimes, *, progress: Progress | None
 
 def _references(
     log: JobLog, rows: Ints, steps: StepTimes, progress: Progress | None
-) -> tuple[list[Ask], Ints, list[Reference]]:
+) -> tuple[list[JobFacts], Ints, list[Reference]]:
     """Return the distinct descriptions of some jobs, the number of each job's, and the reference of each."""
     steps.check_types()
-    order: dict[Ask, int] = {}
-    numbers = np.array([order.setdefault(_ask(log, row), len(order)) for row in rows.tolist()], dtype=np.int64)
+    order: dict[JobFacts, int] = {}
+    numbers = np.array([order.setdefault(_facts(log, row), len(order)) for row in rows.tolist()], dtype=np.int64)
     asks, found = list(order), list[Reference]()
     refused: list[tuple[int, str]] = []
     for number, ask in enumerate(asks):
@@ -180,11 +180,11 @@ def _references(
 _NONE: Final = Reference(Where("", 0, 0, 0), math.nan)
 
 
-def _ask(log: JobLog, row: int) -> Ask:
+def _facts(log: JobLog, row: int) -> JobFacts:
     numbers, texts = log.numbers, log.texts
     least, most = numbers["min_gpus"][row], numbers["max_gpus"][row]
     what = What(texts["model"][row], int(numbers["batch"][row]), texts["strategy"][row], bool(most > least))
-    return Ask(what, float(numbers["num_gpus"][row]), texts["vc"][row], texts["gpu_type"][row])
+    return JobFacts(what, float(numbers["num_gpus"][row]), texts["vc"][row], texts["gpu_type"][row])
 
 
 __all__ = [

@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from traincast.errors import RequestError
@@ -140,40 +137,3 @@ def _steps(cluster: SharedCluster, steps: StepTimes | None, stand_ins: StandIns 
 
 def _medians(names: Texts, values: Floats) -> dict[str, float]:
     return {name: float(np.median(values[names == name])) for name in dict.fromkeys(names.tolist())}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelError:
-    """Errors of the forecasts of one model's jobs: ratios of forecast over duration."""
-
-    model: str
-    num_jobs: int
-    median_ratio: float
-    low_ratio: float
-    high_ratio: float
-    mape: float
-
-
-def forecast_errors(log: JobLog, believed: Beliefs | Mapping[str, float]) -> list[ModelError]:
-    """Forecasts against durations, for each model of a log and (as "all") together; jobs without one are left out."""
-    timed = log.select(log.numbers["duration_s"] > 0)
-    given = believed.by_job if isinstance(believed, Given) else believed
-    if not isinstance(given, Mapping):
-        raise RequestError("only forecasts have errors: give the estimates that load_estimates returns for predicted")
-    seconds = np.array([given[name] for name in timed.texts["job_id"].tolist()], dtype=np.float64)
-    ratios = seconds / timed.numbers["duration_s"]
-    names = timed.texts["model"]
-    found = [_error(name, ratios, np.asarray(names == name, dtype=bool)) for name in sorted(set(names.tolist()))]
-    return [*found, _error("all", ratios, np.ones(len(ratios), dtype=bool))]
-
-
-def _error(name: str, ratios: Floats, mask: Bools) -> ModelError:
-    chosen = ratios[mask]
-    return ModelError(
-        model=name,
-        num_jobs=len(chosen),
-        median_ratio=float(np.median(chosen)),
-        low_ratio=float(chosen.min()),
-        high_ratio=float(chosen.max()),
-        mape=float(np.mean(np.abs(chosen - 1.0))),
-    )

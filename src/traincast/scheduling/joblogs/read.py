@@ -20,11 +20,11 @@ import numpy as np
 
 from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
-from traincast.scheduling.check import check_values
 from traincast.scheduling.joblogs import alibaba, helios, native, philly, swf
 from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.joblogs.source import Source, open_source, printable
 from traincast.scheduling.joblogs.table import Bools, Floats, Ints, JobColumns, Texts, jobs
+from traincast.scheduling.joblogs.values import check_values
 
 NUMBERS: Final[Mapping[str, float]] = {
     "submit_s": np.nan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from traincast.imports import make_by_name
 from traincast.scheduling.policies.attained import Gittins, Las, Tiresias
 from traincast.scheduling.policies.backfill import Conservative, Easy
 from traincast.scheduling.policies.elastic import Elastic
@@ -35,4 +36,10 @@ POLICIES: Final[dict[str, type[Policy]]] = {
     "failure-aware": FailureAware,
 }
 
-__all__ = ["POLICIES"]
+
+def load_policy(name: str) -> Policy:
+    """Return the policy of that name with its default settings, or ``package.module:Class``, made without arguments."""
+    return make_by_name("policy", name, POLICIES, Policy)
+
+
+__all__ = ["POLICIES", "load_policy"]

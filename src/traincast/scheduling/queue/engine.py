@@ -20,7 +20,8 @@ import numpy as np
 from traincast.errors import RequestError, SimulationError
 from traincast.scheduling.estimates.beliefs import Beliefs, Exact
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.policy import Policy, load_policy
+from traincast.scheduling.policies import load_policy
+from traincast.scheduling.policy import Policy
 from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.failures import FailureProcess, Failures
 from traincast.scheduling.queue.outcome import History, JobOutcome, Occupancy, Outcome

@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from traincast.errors import RequestError, SimulationError
 from traincast.scheduling.estimates.beliefs import Beliefs
 from traincast.scheduling.joblogs.job import Job
-from traincast.scheduling.policy import Policy
 from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.outcome import Occupancy
 from traincast.scheduling.queue.run import JobRun
@@ -18,6 +18,19 @@ from traincast.scheduling.sharing.contention import Contention, Tenants
 from traincast.scheduling.space.cluster import NodeIndex, Pool, SharedCluster
 from traincast.scheduling.space.free import UNIT, Allocation, Free, JobDemand
 from traincast.scheduling.space.placement import Placement, Space
+
+
+class Watcher(Protocol):
+    """Is told when jobs change; :class:`traincast.scheduling.policy.Policy` says what each call means."""
+
+    def queued(self, run: JobRun, state: State) -> None:
+        """A job begins to wait."""
+
+    def started(self, run: JobRun, state: State) -> None:
+        """A job has taken its GPUs."""
+
+    def stopped(self, run: JobRun, state: State) -> None:
+        """A job has left its GPUs."""
 
 
 class State:
@@ -31,7 +44,7 @@ class State:
         self,
         *,
         cluster: SharedCluster,
-        policy: Policy,
+        policy: Watcher,
         placement: Placement,
         beliefs: Beliefs,
         speeds: Speeds,

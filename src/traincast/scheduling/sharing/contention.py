@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling.estimates.forecasts import ask_of, is_described
+from traincast.scheduling.estimates.forecasts import facts_of, is_described
 from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.joblogs.read import JobLog
 from traincast.scheduling.queue.run import JobRun
@@ -68,7 +68,7 @@ class ForecastContention:
         """Return the job's model, batch and strategy, and its GPUs."""
         if not is_described(job) or not placed.nodes:
             return None
-        return Guest(ask_of(job).what, self.steps.where(placed))
+        return Guest(facts_of(job).what, self.steps.where(placed))
 
     def slowdowns(self, guests: tuple[Guest, ...], *, at: MeetingPlace) -> tuple[float, ...]:
         """Return the slowdown of each guest."""

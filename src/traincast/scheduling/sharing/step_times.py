@@ -50,7 +50,7 @@ class Where(NamedTuple):
         return f"{self.num_gpus} × {self.gpu_type or 'GPU'}{spread}"
 
 
-class Ask(NamedTuple):
+class JobFacts(NamedTuple):
     """The facts that decide a job's reference placement: what it trains, on how many GPUs, and where it may run."""
 
     what: What
@@ -108,7 +108,7 @@ class StepTimes:
         self._layout = NodeIndex(cluster)
         self._steps: dict[tuple[What, Where], tuple[float, str]] = {}
         self._strategies: dict[tuple[What, Where], Strategy] = {}
-        self._references: dict[Ask, Reference] = {}
+        self._references: dict[JobFacts, Reference] = {}
         self._programs: dict[tuple[What, Where], StepProgram | ServerProgram] = {}
         self._switch_programs: dict[tuple[What, Where], StepProgram] = {}
         self._graphs: dict[str, OperatorGraph] = {}
@@ -170,7 +170,7 @@ class StepTimes:
             num_racks=_num_racks(nodes),
         )
 
-    def reference(self, ask: Ask) -> Reference:
+    def reference(self, ask: JobFacts) -> Reference:
         """Return a job's reference placement: packed on the fewest nodes of the first GPU type on which it can run.
 
         Types are tried in the order of the nodes. A job that can run nowhere is refused with the reason.
@@ -180,7 +180,7 @@ class StepTimes:
             found = self._references[ask] = self._find_reference(ask)
         return found
 
-    def placements(self, ask: Ask) -> list[Where]:
+    def placements(self, ask: JobFacts) -> list[Where]:
         """Return all distinct placements that a job may get: every GPU type, on few or many nodes."""
         reference = self.reference(ask)
         found: dict[Where, None] = {}
@@ -194,7 +194,7 @@ class StepTimes:
                     )
         return list(found)
 
-    def _packed(self, ask: Ask) -> list[Where]:
+    def _packed(self, ask: JobFacts) -> list[Where]:
         """Return, for each GPU type, the job packed on the fewest nodes that have room."""
         whole = max(1, math.ceil(ask.num_gpus))
         found: list[Where] = []
@@ -209,7 +209,7 @@ class StepTimes:
                 found.append(Where(pool.gpu_type, taken[0].num_gpus, whole, len(taken), racks))
         return found
 
-    def _find_reference(self, ask: Ask) -> Reference:
+    def _find_reference(self, ask: JobFacts) -> Reference:
         packed = self._packed(ask)
         if not packed:
             kind = f" of type {ask.gpu_type}" if ask.gpu_type else ""

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.simulate.event_state import Uses
-from traincast.simulate.events import execute_events
+from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.strategy.costs import ragged, starts_of
 
 Floats = npt.NDArray[np.float64]
@@ -192,16 +191,6 @@ class StepProgram:
         )
 
 
-def square_wave(*, busy_s: float, idle_s: float, resource: str = "send", weight: float = 1.0) -> StepProgram:
-    """A program that uses ``weight`` of one resource for ``busy_s`` seconds, then nothing for ``idle_s`` seconds."""
-    return StepProgram(
-        duration=np.array([busy_s, idle_s]),
-        lane=np.zeros(2, dtype=np.int64),
-        after=((), (0,)),
-        weights={resource: np.array([weight, 0.0])},
-    )
-
-
 Nodes = Sequence[Sequence[int]]
 """For every program, the places where it meets others: its own first node is the first of these, and so on."""
 
@@ -294,7 +283,7 @@ def run_steps(
         resource.append(np.array(names, dtype=np.int64)[part.use_resource])
     tasks = starts_of(np.array([len(part.duration) for part in parts], dtype=np.int64))
     lanes = starts_of(np.array([len(part.by_arrival) for part in parts], dtype=np.int64))
-    _, end = execute_events(
+    _, end = execute_queue(
         np.concatenate([part.duration for part in parts]),
         lane_start=_chained([part.lane_start for part in parts]),
         lanes=np.concatenate([part.lanes + first for part, first in zip(parts, lanes[:-1], strict=True)]),

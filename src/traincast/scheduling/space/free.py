@@ -24,11 +24,6 @@ class JobDemand(NamedTuple):
     pools: tuple[Pool, ...]
     vc: str  # virtual cluster whose quota applies; "": none
 
-    @property
-    def total_units(self) -> int:
-        """Return the demand in millionths of a GPU."""
-        return self.num_gpus * self.units
-
 
 class Allocation(NamedTuple):
     """GPUs that a job holds: (node, bits of its GPUs) pairs; with pooled placement, only how many of which group."""

@@ -7,21 +7,39 @@ nodes it takes the one with the lowest number, so that equal runs have equal pla
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Protocol, TypeAlias
 
 from traincast.imports import make_by_name
+from traincast.scheduling.queue.run import JobRun
 from traincast.scheduling.queue.speeds import PlacedGpus
-from traincast.scheduling.space.cluster import Pool
+from traincast.scheduling.space.cluster import Pool, SharedCluster
 from traincast.scheduling.space.free import UNIT, Allocation, Free, FreeCounts, JobDemand, bits_of, lowest_bits
-
-if TYPE_CHECKING:
-    from traincast.scheduling.queue.run import JobRun
-    from traincast.scheduling.queue.state import State
-
 
 Picked: TypeAlias = list[tuple[int, int]]
 """(node, bits of its GPUs) pairs."""
+
+
+class Neighbours(Protocol):
+    """Knows which jobs meet where, and how much they slow one another down."""
+
+    def factor_at(self, run: JobRun, placed: PlacedGpus, nodes: Iterable[int]) -> float:
+        """Return the least speed factor of a job on ``nodes`` and of those that it would meet there."""
+
+
+class QueueView(Protocol):
+    """What a placement rule may ask of the queue; see :class:`traincast.scheduling.queue.state.State`."""
+
+    @property
+    def cluster(self) -> SharedCluster:
+        """The nodes."""
+
+    @property
+    def tenants(self) -> Neighbours | None:
+        """The jobs that share nodes; ``None`` if jobs do not slow one another down."""
+
+    def believed_speed(self, run: JobRun, placed: PlacedGpus) -> float:
+        """Return the believed speed of a job alone on some GPUs."""
 
 
 class Placement:
@@ -36,7 +54,7 @@ class Placement:
     def prepare(self, mix: Mapping[float, int]) -> None:
         """Begin a run and forget the previous one; ``mix`` has the number of jobs for each number of GPUs asked for."""
 
-    def asked(self, run: JobRun, state: State) -> None:
+    def asked(self, run: JobRun, state: QueueView) -> None:
         """Note the job that the next call of `find` is for, and the state of the queue; most rules need neither."""
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
@@ -382,9 +400,9 @@ class Complementary(Consolidated):
 
     def __init__(self) -> None:
         self._run: JobRun | None = None
-        self._state: State | None = None
+        self._state: QueueView | None = None
 
-    def asked(self, run: JobRun, state: State) -> None:
+    def asked(self, run: JobRun, state: QueueView) -> None:
         """Note whom to find neighbours for."""
         self._run, self._state = run, state
 

@@ -268,10 +268,6 @@ def _is_free(func: Any) -> bool:
     )
 
 
-def _without_data(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def _outputs(func: Any, args: Any, kwargs: Any, inputs: Sequence[Any]) -> list[_Output | None] | None:
     """What a call returns, found on tensors without data; ``None`` if it cannot be found without running it."""
     written = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from traincast.files import finite, write_text
-from traincast.testbed.study.study import CellOutcome, Study
+from traincast.testbed.study.outcome import CellOutcome, Study
 from traincast.units import format_seconds
 
 _COLOURS: Final = ("#3b82c4", "#e08214", "#2ca25f", "#d6455d", "#8e6bbf")

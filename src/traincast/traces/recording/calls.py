@@ -19,7 +19,6 @@ DEVICE_SYNC: Final = re.compile(
 EVENT_SYNC: Final = re.compile(_API + r"EventSynchronize|^urEventWait|^aclrtSynchronizeEvent")
 STREAM_WAIT: Final = re.compile(_API + r"StreamWaitEvent")
 GRAPH_LAUNCH: Final = re.compile(_API + r"GraphLaunch")
-LAUNCH: Final = re.compile(_API + r".*Launch")
 
 HOLDING_COPY: Final = re.compile(r"^(?:hipMemcpyWithStream|(?:cuda|hip)Memcpy(?:2D|DtoH|HtoD)?)$")
 """Copies that always hold their caller, whatever the profiler calls the copy."""

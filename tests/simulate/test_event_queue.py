@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincast import SimulationError
-from traincast.simulate import events
-from traincast.simulate.event_state import Uses
-from traincast.simulate.events import execute_events
+from traincast.simulate import event_queue
+from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.simulate.executor import execute
 from traincast.strategy.costs import ragged
 
@@ -38,7 +37,7 @@ class Tasks:
     def run(self) -> tuple[list[float], list[float]]:
         lane_start, lanes = ragged(self.lanes)
         predecessor_start, predecessors = ragged(self.waits)
-        start, end = execute_events(
+        start, end = execute_queue(
             np.array(self.durations, dtype=np.float64),
             lane_start=lane_start,
             lanes=lanes,
@@ -345,7 +344,7 @@ def random_plan(size: int, seed: int) -> Tasks:
 def test_the_compiled_form_agrees_with_the_plain_one_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, fair = random_plan(500, seed=7), fair_link([0.7, 1.9, 0.3, 1.1, 2.3], [0.1, 0.9, 0.5, 1.0, 0.2])
     plain, fairly = plan.run(), fair.run()
-    monkeypatch.setattr(events.run_compiled, "pays_from", 1)
+    monkeypatch.setattr(event_queue.run_compiled, "pays_from", 1)
     assert plan.run() == plain
     assert fair.run() == fairly
     assert Tasks([], [], [], 0).run() == ([], [])

@@ -14,27 +14,15 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-from traincast.measured.finetune_graph import extra_tokens
-from traincast.measured.finetune_habits import Habits
-from traincast.measured.finetune_words import Tuning
+from traincast.measured.dialect import vocabulary
 from traincast.measured.run import affirms, unstated
+from traincast.measured.tuned import extra_tokens
+from traincast.measured.tuning import Tuning, Tunings
 from traincast.tables import Row, figure, text, whole
 
-SPREAD: Final = 0.5
-"""Standard deviation of the logarithm of lengths.
-
-Questions with answers, articles and instructions spread by 0.4 to 0.7.
-"""
-_HIGH: Final = 0.99
-"""The percentile that "a high percentile" means, and that a cap is assumed to be if no mean is stated."""
 _BATCHES: Final = 32
 _ORDERS: Final = 4
 """Batches of a simulated run, and how many runs with other orders of lengths are averaged."""
-_STATED: Final = re.compile(r"lengths?\D{0,20}(\d[\d.]*)\s*(?:\+-|\+/-|±)\s*(\d[\d.]*)")
-_CAPPED: Final = re.compile(
-    r"max\w*[_ -]len|cutoff|\bcap\b|truncate|truncation|(?:varying|variable|different) (?:sequence )?lengths?"
-)
-"""Notes that say that the sequence length is the longest one, not that of all batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +53,20 @@ def varied(row: Row) -> bool:
     notes = text(row, "notes").lower()
     if affirms(notes, "packed|packing"):
         return False
-    return bool(figure(row, "avg_tokens_per_step")) or _CAPPED.search(notes) is not None
+    return bool(figure(row, "avg_tokens_per_step")) or re.search(vocabulary(Tunings).capped, notes) is not None
 
 
 def lengths_of(row: Row) -> TextLengths:
     """Return the distribution of the lengths of texts of a row whose batches vary."""
-    cap = whole(row, "seq")
-    found = _STATED.search(text(row, "notes").lower())
+    cap, usual = whole(row, "seq"), vocabulary(Tunings)
+    found = re.search(usual.stated_lengths, text(row, "notes").lower())
     if found is not None:
         mean, deviation = float(found[1]), float(found[2])
         return TextLengths(mean=mean, spread=math.sqrt(math.log1p((deviation / mean) ** 2)), cap=cap)
     tokens = figure(row, "avg_tokens_per_step")
-    each = tokens / _samples(row) if tokens else cap / math.exp(NormalDist().inv_cdf(_HIGH) * SPREAD - SPREAD**2 / 2)
-    return TextLengths(mean=min(each, cap), spread=SPREAD, cap=cap)
+    widest = NormalDist().inv_cdf(usual.high_share) * usual.spread - usual.spread**2 / 2
+    each = tokens / _samples(row) if tokens else cap / math.exp(widest)
+    return TextLengths(mean=min(each, cap), spread=usual.spread, cap=cap)
 
 
 def batches_of(row: Row, *, high: bool, assumed: list[str]) -> tuple[tuple[float, ...], ...]:
@@ -94,8 +83,11 @@ def batches_of(row: Row, *, high: bool, assumed: list[str]) -> tuple[tuple[float
     return tuple(found.batches(order, micro_batch=whole(row, "micro_batch")) for order in range(_ORDERS))
 
 
-def batch_lengths(row: Row, tuning: Tuning, habits: Habits, *, timed: bool, assumed: list[str]) -> tuple[int, int]:
-    """Return the length of a sequence that sets the time of a step, and that of a high percentile of batches."""
+def batch_lengths(row: Row, tuning: Tuning, *, padded: float, timed: bool, assumed: list[str]) -> tuple[int, int]:
+    """Return the length of a sequence that sets the time of a step, and that of a high percentile of batches.
+
+    ``padded`` is the number of tokens computed per token counted, if a row does not count padding.
+    """
     cap, more = whole(row, "seq"), extra_tokens(row, tuning)
     tokens = figure(row, "avg_tokens_per_step")
     if not tokens:
@@ -105,10 +97,10 @@ def batch_lengths(row: Row, tuning: Tuning, habits: Habits, *, timed: bool, assu
     each = tokens / _samples(row)
     if affirms(text(row, "notes"), "packed"):
         return round(each) + more, cap + more
-    high = round(lengths_of(row).at(_HIGH))
+    high = round(lengths_of(row).at(vocabulary(Tunings).high_share))
     if affirms(text(row, "notes"), "padding"):
-        each *= habits.padded
-        assumed.append(f"padded tokens not stated: {habits.padded:g} times the counted ones")
+        each *= padded
+        assumed.append(f"padded tokens not stated: {padded:g} times the counted ones")
     return max(1, min(cap, round(each))) + more, min(cap, high) + more
 
 

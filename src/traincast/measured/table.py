@@ -1,4 +1,4 @@
-"""Failed runs that did not run out of memory: another run that needs at least as much memory succeeded.
+"""What takes a whole table: its dialect, cells that other rows tell, and failures that memory cannot have caused.
 
 A table says that a run failed, but seldom why: nodes break, jobs time out, launchers fail. A forecast of memory can
 only be judged by failures that memory may have caused.
@@ -6,13 +6,16 @@ only be judged by failures that memory may have caused.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.tables import Row, number, text
+from traincast.measured.dialect import Dialect, shipped_dialect
+from traincast.tables import Row, check_columns, figure, number, read_arrow, text
 
 Flags = npt.NDArray[np.bool_]
 
@@ -20,6 +23,43 @@ _SAME: Final = ("source", "framework", "gpu", "precision", "recompute", "pp", "v
 """Columns in which two runs must agree to be compared."""
 _NO_SMALLER: Final = ("n_layers", "hidden", "ffn", "vocab", "seq", "micro_batch")
 _NO_LARGER: Final = ("tp", "zero")
+FROM_OTHERS: Final = "from_other_rows"
+"""Column that names the columns whose values come from other rows."""
+
+
+def rows_of(path: Path, *, needs: Sequence[str], dialect: Dialect | None = None) -> list[dict[str, Any]]:
+    """Read the rows of a table in our columns and words: by its ``dialect`` if it is given, and by all shipped ones.
+
+    A table that then lacks one of the columns ``needs`` is refused.
+    """
+    table = read_arrow(path, needs=())
+    names: Sequence[str] = table.column_names
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for each in (dialect, shipped_dialect()):
+        if each is not None and each != Dialect():
+            names = each.columns_of(names)
+            rows = [each.translated(row) for row in rows]
+    check_columns(path, names, needs)
+    return rows
+
+
+def completed(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return ``rows`` with heads where a row lacks them and all others of its source and width have the same number.
+
+    Tables often state the dimensions of a model once. Heads decide how well attention runs, and cannot be told from
+    the number of parameters.
+    """
+    stated: dict[tuple[str, float], set[float]] = defaultdict(set)
+    for row in rows:
+        hidden, heads = figure(row, "hidden"), figure(row, "heads")
+        if hidden and heads:
+            stated[text(row, "source"), hidden].add(heads)
+    made = []
+    for row in rows:
+        known = stated.get((text(row, "source"), figure(row, "hidden") or 0.0), set())
+        lacks = "heads" in row and not figure(row, "heads")
+        made.append({**row, "heads": min(known), FROM_OTHERS: "heads"} if lacks and len(known) == 1 else dict(row))
+    return made
 
 
 def failed_otherwise(rows: Sequence[Row], ran: Sequence[bool]) -> list[bool]:

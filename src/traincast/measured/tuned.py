@@ -11,36 +11,28 @@ from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
-from traincast.measured.finetune_methods import LORA, METHODS, Method
-from traincast.measured.finetune_words import Tuning
+from traincast.measured.dialect import vocabulary
 from traincast.measured.run import unstated
+from traincast.measured.spellings import Frameworks
+from traincast.measured.tuning import Method, Tuning, Tunings
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text
 
-_USUAL_RANK: Final = {"megatron": 16, "": 16}
-_USUAL_TARGETS: Final = {"megatron": ("qkv",), "": ("q", "v")}
-"""What frameworks adapt by default: the recipes of NeMo and Megatron-Bridge the projection qkv, PEFT q and v."""
-_PROMPT: Final = 20
-"""Trained tokens of a prompt whose number a row does not state."""
-_DROPOUT: Final = 0.05
-"""Dropout of the inputs of adapters, if a framework drops any and the row does not say how many."""
-_LAST_LAYERS: Final = 2
-"""Layers that are trained if all others are frozen, LLaMA-Factory's default."""
 _TILE: Final = 128
 """Side of the tiles of scores that kernels of attention compute at once."""
-_EYE: Final = "eye"
-"""The part of a model that sees images. LLaMA-Factory, ms-swift, NeMo and the scripts of Optimum Habana freeze it."""
+_LORA: Final = "lora"
+"""The method that stands for those that are not known."""
 _FP32: Final = {"reads": "fp32", "writes": "fp32"}
 
 
 def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Method:
     """Return the method of a row; one that is not known is taken for LoRA."""
-    if re.search(r"[/_-]bat\b", text(row, "notes").lower()) and tuning.method in ("bone", "miss"):
-        return METHODS["bat"]
-    found = METHODS.get(tuning.method)
+    words, notes = vocabulary(Tunings), text(row, "notes").lower()
+    noted = next((each for each in words.noted_methods if tuning.method in each.methods), None)
+    found = words.methods.get(noted.method if noted and re.search(noted.notes, notes) else tuning.method)
     if found is None and assumed is not None:
         assumed.append(f"method {tuning.method!r} not known: LoRA with the trained parameters that the row states")
-    return found or LORA
+    return found or words.methods[_LORA]
 
 
 def extra_tokens(row: Row, tuning: Tuning) -> int:
@@ -50,31 +42,32 @@ def extra_tokens(row: Row, tuning: Tuning) -> int:
     hidden = figure(row, "hidden")
     if tuning.method == "prompt_tuning" and tuning.trainable and hidden:
         return max(1, round(tuning.trainable / hidden))
-    found = re.search(r"\bvt(\d+)|(\d+)[ _-]?(?:virtual )?tokens", text(row, "notes").lower())
-    return int(found[1] or found[2]) if found else _PROMPT
+    found = re.search(vocabulary(Tunings).prompt_tokens, text(row, "notes").lower())
+    return int(found[1] or found[2]) if found else vocabulary(Tunings).prompt
 
 
 def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning, assumed: list[str]) -> OperatorGraph:
     """Return ``graph`` as a run of ``tuning`` computes it; ``assumed`` gets what the row does not state."""
     if tuning.method == "full":
         return graph
-    method = method_of(row, tuning, assumed)
-    wide = runtime.kernels.written_out and "use_amp=true" not in text(row, "notes").lower() and runtime.name == "peft"
+    method, words = method_of(row, tuning, assumed), vocabulary(Tunings)
+    narrow = re.search(words.no_wide_adapters, text(row, "notes").lower())
+    wide = runtime.kernels.written_out and not narrow and runtime.name == words.wide_adapters
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
         return _with_parameters(tuned, more) if more > 0 else tuned
     if method.base == "layers":
-        assumed.append(unstated("trained layers", f"the last {_LAST_LAYERS}"))
-        return _frozen(graph, FineTuning(freeze=_before_last(graph), quantize=tuning.quantize))
+        assumed.append(unstated("trained layers", f"the last {words.last_layers}"))
+        return _frozen(graph, FineTuning(freeze=_before_last(graph, words.last_layers), quantize=tuning.quantize))
     targets = _targets(tuning, runtime, assumed)
-    if _family(runtime):
+    if _joint(runtime):
         targets = _joined(graph, targets)
-    sees = any(op.scope.partition(".")[0] == _EYE for op in graph.operators)
+    sees = any(op.scope.partition(".")[0] == words.frozen_part for op in graph.operators)
     if sees:
         assumed.append(unstated("adapted parts", "those that read text, not images"))
-    frozen = (_EYE,) if sees else ()
-    rank = _rank(graph, tuning, runtime, FineTuning(adapter="lora", rank=1, targets=targets, freeze=frozen), assumed)
+    frozen = (words.frozen_part,) if sees else ()
+    rank = _rank(graph, tuning, FineTuning(adapter="lora", rank=1, targets=targets, freeze=frozen), assumed)
     tuned = _frozen(
         graph,
         FineTuning(
@@ -83,14 +76,14 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             targets=targets,
             freeze=frozen,
             quantize=tuning.quantize,
-            dropout=_DROPOUT if runtime.adapter_dropout else 0.0,
+            dropout=words.dropout if runtime.name in vocabulary(Frameworks).adapter_dropout else 0.0,
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )
-    if tuning.quantize.startswith("nf4") and re.match(r"20(?:1\d|2[0-3])", text(row, "date")):
+    if tuning.quantize.startswith("nf4") and re.match(words.keeps_inputs, text(row, "date")):
         assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
         tuned = _keeping_inputs(tuned)
-    return _with_kernels(tuned, method) if method is not LORA else tuned
+    return _with_kernels(tuned, method) if method != words.methods[_LORA] else tuned
 
 
 @lru_cache(maxsize=64)
@@ -126,7 +119,7 @@ def packed_graph(graph: OperatorGraph, runtime: Runtime, tokens: int) -> Operato
     Megatron's attention sees where texts end and computes only the scores within each. A token then sees half of its
     text on average, and the tile of scores that its text ends in is computed whole. Other trainers join texts into one.
     """
-    if not tokens or not _family(runtime):
+    if not tokens or not _joint(runtime):
         return graph
     return _within(graph, tokens // 2 + _TILE)
 
@@ -140,14 +133,16 @@ def _within(graph: OperatorGraph, window: int) -> OperatorGraph:
     return replace(graph, operators=operators)
 
 
-def _family(runtime: Runtime) -> str:
-    return "megatron" if runtime.name.startswith("megatron") else ""
+def _joint(runtime: Runtime) -> bool:
+    """Return whether a framework has one layer, and one adapter, for q, k and v together."""
+    return runtime.name.startswith(vocabulary(Tunings).joint_runtimes)
 
 
 def _targets(tuning: Tuning, runtime: Runtime, assumed: list[str]) -> tuple[str, ...]:
     if tuning.targets:
         return tuning.targets
-    usual = _USUAL_TARGETS[_family(runtime)]
+    words = vocabulary(Tunings)
+    usual = words.joint_targets if _joint(runtime) else words.usual_targets
     assumed.append(unstated("adapted layers", "+".join(usual)))
     return usual
 
@@ -161,14 +156,14 @@ def _joined(graph: OperatorGraph, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for target in targets for name in whole.get(target, (target,))))
 
 
-def _rank(graph: OperatorGraph, tuning: Tuning, runtime: Runtime, least: FineTuning, assumed: list[str]) -> int:
+def _rank(graph: OperatorGraph, tuning: Tuning, least: FineTuning, assumed: list[str]) -> int:
     """Return the stated rank of LoRA, or the one that has the stated number of trained parameters; ``least`` has 1."""
     if tuning.rank and (tuning.method in ("lora", "dora") or not tuning.trainable):
         return tuning.rank
     if tuning.trainable:
         one = _frozen(graph, least).num_trainable_parameters
         return max(1, round(tuning.trainable / one))
-    usual = _USUAL_RANK[_family(runtime)]
+    usual = vocabulary(Tunings).usual_rank
     assumed.append(unstated("rank of the adapters", usual))
     return usual
 
@@ -181,18 +176,18 @@ def _layers_of(graph: OperatorGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", scope) for scope in scopes))
 
 
-def _before_last(graph: OperatorGraph) -> tuple[str, ...]:
-    """Return the paths of all modules but the last layers."""
+def _before_last(graph: OperatorGraph, last: int) -> tuple[str, ...]:
+    """Return the paths of all modules but the ``last`` layers."""
     layers: list[str] = []
     for block in graph.blocks:
         path, _, number = block.scope.rpartition(".")
         if block.repeated and number.isdigit():
             layers += [f"{path}.{int(number) + n}" for n in range(block.count)]
-    if len(layers) <= _LAST_LAYERS:
-        raise RowError(f"{graph.name} has {len(layers)} layers: expected more than {_LAST_LAYERS}")
+    if len(layers) <= last:
+        raise RowError(f"{graph.name} has {len(layers)} layers: expected more than {last}")
     stacks = {layer.partition(".")[0] for layer in layers}
     others = {op.scope.partition(".")[0] for op, _ in graph if op.phase is Phase.OPTIMIZER} - stacks
-    return (*sorted(others), *layers[:-_LAST_LAYERS])
+    return (*sorted(others), *layers[:-last])
 
 
 def _with_parameters(graph: OperatorGraph, count: float) -> OperatorGraph:

@@ -1,0 +1,172 @@
+"""The options of a verb, derived from the records that declare them: an option is written once.
+
+A record is a dataclass whose fields carry an :class:`traincast.ask.Option`: an ask, or what only the command line has,
+such as the files that a verb writes. :func:`asks` gives a verb the options of its records, and calls it with one
+instance of each. :func:`words_of` is the inverse: the words of the command line that mean an ask.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass
+from functools import update_wrapper
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import click
+from msgspec import Meta
+
+from traincast.ask import MAX_BATCH, Declared, declared
+from traincast.cli.options import SEED, TIME, Count
+
+_FIRST: Final = ("cluster", "global_batch", "strategy")
+_LAST: Final = ("html", "explain", "as_json")
+"""Options that a reader looks for first and last; the others stand between in the order of their declaration."""
+_AGAIN: Final = "May be given several times."
+
+
+def asks(*records: type, defaults: Mapping[str, Any] | None = None) -> Callable[[Callable[..., None]], Any]:
+    """Return the decorator that gives a verb the options of ``records``; the verb takes one instance of each.
+
+    ``defaults`` are those of options whose default differs from that of their field in Python.
+    """
+    own = dict(defaults or {})
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            function(*(_filled(record, given) for record in records))
+
+        made: Any = update_wrapper(called, function)
+        found = {one.name: one for record in records for one in _shown(record)}
+        for name in reversed(_ordered(found)):
+            made = _parameter(found[name], own)(made)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def words_of(ask: Any) -> list[str]:
+    """Return the words of the command line that mean ``ask``: its arguments, then the options that were stated."""
+    found = {one.name: one for one in _shown(type(ask), nested=False)}
+    words = [str(getattr(ask, name)) for name in found if _is_argument(found[name])]
+    for name, one in found.items():
+        value = getattr(ask, name)
+        if _is_argument(one) or value == one.default or isinstance(value, bool):
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [_flag(one), "=".join(map(str, each)) if isinstance(each, tuple) else _short(each)]
+    return words
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Return the names of options in the order in which the help shows them."""
+    between = [name for name in names if name not in (*_FIRST, *_LAST)]
+    return [*(n for n in _FIRST if n in names), *between, *(n for n in _LAST if n in names)]
+
+
+def _shown(record: Any, *, nested: bool = True) -> Iterator[Declared]:
+    """Yield the fields that the command line has, those of tables within the record included."""
+    for one in declared(record):
+        if one.option.flag is not None:
+            yield one
+        elif nested and (table := _table(one)):
+            yield from _shown(table)
+
+
+def _table(one: Declared) -> Any:
+    """Return the dataclass that a field holds, if its fields are options."""
+    tables = [kind for kind in (one.kind, *get_args(one.kind)) if is_dataclass(kind)]
+    return tables[0] if tables and not one.live and any(_shown(tables[0])) else None
+
+
+def _filled(record: Any, given: Mapping[str, Any]) -> Any:
+    """Return the record with the values of its options."""
+    values: dict[str, Any] = {}
+    for one in declared(record):
+        if one.option.flag is not None:
+            if given[one.name] is not None:
+                values[one.name] = _value(one, given[one.name])
+        elif table := _table(one):
+            made = _filled(table, given)
+            values[one.name] = made if made.differs else None
+    return record(**values)
+
+
+def _value(one: Declared, given: Any) -> Any:
+    if one.option.turns_off:
+        return not given
+    if one.option.joined:
+        return one.option.joined.join(given)
+    if one.option.read is None:
+        return given
+    return tuple(map(one.option.read, given)) if _is_several(one) else one.option.read(given)
+
+
+def _parameter(one: Declared, defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return the decorator of one argument or option."""
+    if _is_argument(one):
+        return click.argument(one.name)
+    text, several = one.option.help, _is_several(one)
+    if _kinds(one.kind) == [bool]:
+        return click.option(_flag(one), one.name, is_flag=True, help=text)
+    default = defaults.get(one.name, one.default)
+    shown = not several and default not in (MISSING, None, "", ()) and default is not True and not _is_zero(default)
+    more: dict[str, Any] = {"default": default, "show_default": True} if shown else {}
+    if one.option.bare is not None:
+        more |= {"is_flag": False, "flag_value": one.option.bare}
+    return click.option(
+        *filter(None, (one.option.short, _flag(one))),
+        one.name,
+        type=_type(one),
+        multiple=several,
+        required=default is MISSING,
+        metavar=one.option.metavar,
+        help=f"{text} {_AGAIN}" if several else text,
+        **more,
+    )
+
+
+def _is_zero(default: object) -> bool:
+    return isinstance(default, float) and not default
+
+
+def _is_argument(one: Declared) -> bool:
+    return one.positional and one.default is MISSING
+
+
+def _flag(one: Declared) -> str:
+    return one.option.flag or "--" + one.name.replace("_", "-")
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """Return the types that a field may have, without None."""
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return [option for option in options if option is not NoneType]
+
+
+def _is_several(one: Declared) -> bool:
+    """Return whether an option may be given several times: a field of several values that no text states as a whole."""
+    return bool(one.option.joined) or (not one.option.whole and get_origin(_kinds(one.kind)[0]) in (tuple, Sequence))
+
+
+def _type(one: Declared) -> Any:
+    """Return the reader of an option's text: numbers as people write them, times with units, or the text itself."""
+    kinds = _kinds(one.kind)
+    if one.option.read is not None or _is_several(one) or str in kinds or get_origin(kinds[0]) is Literal:
+        return click.STRING
+    if one.option.time:
+        return TIME
+    limits = next((note for note in getattr(kinds[0], "__metadata__", ()) if isinstance(note, Meta)), None)
+    if limits is None:
+        return kinds[0]
+    return SEED if limits.ge == 0 else Count(most=limits.le if limits.le and limits.le < MAX_BATCH else math.inf)
+
+
+def _short(value: object) -> str:
+    """Return a count as a person would write it: ``1e10``, not ``10000000000``."""
+    if not isinstance(value, int):
+        return str(value)
+    short = re.sub(r"e\+0*", "e", f"{value:g}")
+    return short if float(short) == value else str(value)

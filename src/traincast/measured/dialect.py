@@ -1,0 +1,152 @@
+"""Dialects: how published tables of measured runs say what they say, as TOML files.
+
+A dialect has any of these tables::
+
+    [columns]                       # our column = the name that a table gives it
+    gpu = "GPU type"
+    [words.precision]               # in a column: a regular expression for the whole cell = our word
+    "half.*" = "fp16"
+    [[facts]]                       # what rows do not state: if all cells in `when` match, `state` fills columns
+    when = { source = "acme", gpu = "H100" }
+    state = { gpus_per_node = 8, interconnect = "8x NDR" }
+    [recipes]                       # and tables of words, which readers of rows declare
+
+A table of a published source that needs nothing but these is read without a change of code. Files in ``dialects/`` are
+one for each source, and one in ``dialects/common`` for each topic that many share.
+
+A module that reads rows declares the words that it needs as a frozen dataclass: ``Recipes`` has those of the tables
+``[recipes]`` of all shipped dialects. Lists of a source stand before common ones, and its keys replace common ones.
+Patterns are regular expressions; in a list of spellings the first that matches counts.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+from traincast.errors import FileFormatError, nearest
+from traincast.schema import convert, read_table, read_toml, table_of
+from traincast.tables import Row, text
+
+T = TypeVar("T")
+Pattern: TypeAlias = str
+"""A regular expression."""
+Meanings: TypeAlias = tuple[tuple[Pattern, T], ...]
+"""Patterns and what each means."""
+_OF_ROWS: Final = ("columns", "words", "facts")
+
+
+def vocabulary(kind: type[T]) -> T:
+    """Return the words of a topic in all shipped dialects; ``kind`` is the dataclass that declares them."""
+    return cast(T, _topic(cast(Any, kind)))
+
+
+def meaning(spellings: Meanings[T], said: str) -> T | None:
+    """Return what the first pattern that ``said`` matches means; ``None`` if it matches none."""
+    return next((word for pattern, word in spellings if re.search(pattern, said)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What rows leave out: if the cells of all columns in ``when`` match, empty columns in ``state`` get a value."""
+
+    when: dict[str, Pattern]
+    state: dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How the rows of one table are brought into our columns and words."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    words: dict[str, dict[Pattern, str]] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+
+    def columns_of(self, names: Iterable[str]) -> list[str]:
+        """Return the columns of translated rows of a table with the columns ``names``."""
+        return list(self.translated(dict.fromkeys(names))) + [column for fact in self.facts for column in fact.state]
+
+    def translated(self, row: Row) -> dict[str, Any]:
+        """Return a row with our columns and words; columns and cells that already are ours stay as they are."""
+        theirs = {name: ours for ours, name in self.columns.items() if ours not in row and name in row}
+        made = {theirs.get(name, name): cell for name, cell in row.items()}
+        for column, words in self.words.items():
+            said = text(made, column)
+            found = next((word for pattern, word in words.items() if said and re.fullmatch(pattern, said)), None)
+            made |= {column: found} if found is not None else {}
+        for fact in self.facts:
+            if all(re.fullmatch(pattern, text(made, column)) for column, pattern in fact.when.items()):
+                made |= {column: value for column, value in fact.state.items() if not text(made, column)}
+        return made
+
+
+def load_dialect(path: Path) -> Dialect:
+    """Read a user's dialect; one line says what is wrong in a file that is none."""
+    where, table = f"{path}:", read_toml(path, "dialect")
+    read = read_table(table, table_of(Dialect), where)
+    for n, fact in enumerate(table.get("facts", ())):
+        for key in fact.keys() - {"when", "state"}:
+            raise FileFormatError(f"{where} facts[{n}] has unknown key {key!r}: {nearest(key, ('when', 'state'))}")
+    dialect = Dialect(**read)
+    for place, pattern in _patterns(dialect):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise FileFormatError(f"{where} {place} is {pattern!r}: not a regular expression, {error}") from None
+    return dialect
+
+
+@cache
+def shipped_dialect() -> Dialect:
+    """Return the columns, words and facts of all shipped dialects."""
+    merged = _merged()
+    return convert({key: merged[key] for key in _OF_ROWS if key in merged}, Dialect, "dialects:")
+
+
+def _patterns(dialect: Dialect) -> Iterator[tuple[str, Pattern]]:
+    for column, words in dialect.words.items():
+        yield from ((f"words.{column}", pattern) for pattern in words)
+    for n, fact in enumerate(dialect.facts):
+        yield from ((f"facts[{n}].when.{column}", pattern) for column, pattern in fact.when.items())
+
+
+@cache
+def _topic(kind: Any) -> object:
+    name = kind.__name__.lower()
+    table = _merged()[name]
+    unknown = table.keys() - {each.name for each in fields(kind)}
+    assert not unknown, f"dialects say {unknown} in [{name}], which {kind.__name__} does not declare"
+    return convert(table, kind, f"dialects: {name}")
+
+
+@cache
+def _merged() -> Mapping[str, Any]:
+    """All shipped dialects as one: those of sources, and then the common ones."""
+    folder = resources.files("traincast.measured").joinpath("dialects")
+    files = [*_tomls(folder), *_tomls(folder.joinpath("common"))]
+    merged: dict[str, Any] = {}
+    for file in files:
+        _add(merged, tomllib.loads(file.read_text(encoding="utf-8")))
+    return merged
+
+
+def _tomls(folder: Traversable) -> Sequence[Traversable]:
+    return sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+
+
+def _add(merged: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add what a further dialect says: lists behind those that are there, and keys that are not there."""
+    for key, value in more.items():
+        if isinstance(value, dict):
+            _add(merged.setdefault(key, {}), value)
+        elif isinstance(value, list) and key in merged:
+            merged[key] = [*merged[key], *value]
+        else:
+            merged.setdefault(key, value)
