@@ -89,7 +89,7 @@ _COUNT: Final = re.compile(
 )
 """How texts count network cards: ``8x HDR``, ``4 Omni-Path links``, ``NDR x8``, ``dual-rail EDR``."""
 _PER_OTHER: Final = re.compile(r"per\W*(?:gpu|device|accelerator|node)|gbe|ethernet|tcp", re.IGNORECASE)
-"""Rates of a device or of a whole node, and networks of which a node has one adapter unless more are counted."""
+"""Words for rates of a device or a whole node, and for networks with one adapter per node unless more are counted."""
 _RAILS: Final = {"single": 1, "dual": 2, "quad": 4}
 _PCIE: Final[dict[int, Link]] = {
     3: Link(name="PCIe 3.0 x16", bandwidth=15.75e9, latency_s=3.5e-6),
