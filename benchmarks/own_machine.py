@@ -25,8 +25,8 @@ from typing import Final
 
 from traincast.estimate import EventsCostModel, learned_cost_model, read_events
 from traincast.forecast import predict
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import measure_events
-from traincast.profiling.events.request import EventsRequest
 from traincast.profiling.launch import run_locally
 
 MODELS: Final[dict[str, int]] = {
@@ -101,7 +101,7 @@ def judge(model: str, batch: int, *, folder: Path, runtime: str) -> Outcome:
     """Measure events while two other processes really train, and forecast from them."""
     cluster, strategy = "cpu-server:1x1", f"mbs={batch}"
     events = folder / re.sub("[^a-z0-9]+", "-", model)
-    request = EventsRequest(
+    request = EventsAsk(
         model=model, cluster=cluster, strategy=strategy, global_batch=batch, runtime=runtime, steps=_STEPS
     )
     lock = folder / "turns.lock"

@@ -21,7 +21,7 @@ from traincast.errors import TraincastError
 from traincast.forecast import Forecast, forecast
 from traincast.graph import Operator, OperatorGraph
 from traincast.graph.load import load_model
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.figures import model_flops
 from traincast.resolve import resolve
 from traincast.strategy import PRECISIONS, Request, Strategy, runtime_names
@@ -89,9 +89,7 @@ def limit_of(request: Request) -> float:
     known: dict[int, float] = {}
 
     def of(items: tuple[Any, ...]) -> float:
-        works = [
-            item.work for item in items if isinstance(item.work, Operator) and item.work.kind.value in MATRIX_KINDS
-        ]
+        works = [item.work for item in items if isinstance(item.work, Operator) and item.work.kind in MATRIX_KINDS]
         return sum(work.flops / device.peak(work.dtype.value) for work in works)
 
     busiest = 0.0

@@ -80,6 +80,7 @@ def test_small_inputs_run_as_python_until_the_code_is_there_or_wanted() -> None:
     assert [used.pays(1), wanted.pays(1)] == [True, True]
 
 
+@pytest.mark.long(guard="test_small_inputs_run_as_python_until_the_code_is_there_or_wanted")
 def test_once_numba_is_loaded_smaller_inputs_run_compiled(folder: Path) -> None:
     ask = "fast.pays_from = 1000; print([fast.pays(size) for size in (49, 50, 1000)])"
     script = RUN.replace('assert "numba"', f'{ask}\nassert "numba"') + f"fast = Compiled(total)\n{ask}\n"

@@ -36,7 +36,7 @@ from traincast.cli.main import VERBS, app, main
 from traincast.cluster import Correction, Stall, write_calibrated
 from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
-from traincast.graph.huggingface.read import READERS
+from traincast.graph.huggingface.read import readers
 from traincast.report import Breakdown, PathEntry
 from traincast.scheduling import PLACEMENTS, POLICIES
 from traincast.schema import keys_of
@@ -306,6 +306,15 @@ def test_the_layout_names_every_part_of_the_house(page: str) -> None:
     assert {part for part in parts() if f"`{part}`" not in table} == set()
 
 
+def test_the_answers_to_newcomers_questions_exist() -> None:
+    table = text_of("CONTRIBUTING.md").partition("### Where is the rule that")[2].partition("\n[")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ") and "`" in line.split("|")[2]]
+    assert len(rows) == 10
+    for _, question, answer, _ in rows:
+        for name in re.findall(r"`([^`]+)`", answer):
+            assert (ROOT / "src" / "traincast" / name).exists(), f"{question.strip()}: there is no {name}"
+
+
 def test_the_layout_names_every_room() -> None:
     rows = {line.split("|")[1]: line for line in text_of("CONTRIBUTING.md").splitlines() if line.startswith("| `")}
     root = ROOT / "src" / "traincast"
@@ -406,7 +415,7 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
         assert gradients == precision.gradients.value
         assert master == (precision.master.value if precision.master else "–")
     models = text_of("docs/your-models.md")
-    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
+    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *readers()))
     hardware = text_of("docs/your-hardware.md")
     assert all(f"`{word}`" in hardware for name in ("device", "node", "cluster") for word in keys_of(TABLES[name]))
     calibration = hardware.partition("**`[calibration]`**")[2]

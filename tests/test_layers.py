@@ -89,15 +89,18 @@ def test_every_part_has_a_layer() -> None:
     assert {part_of(p) for p in MODULES} - set(ASIDE) <= set(LEVEL)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
+def imported_upwards(path: Path) -> set[str]:
+    """The parts that the module at ``path`` imports and that do not stand below it."""
     part = part_of(path)
     others = parts_imported(path) - {part} - {"__version__"}
     if part in ASIDE:
-        assert {o for o in others if LEVEL.get(o, 0) >= LEVEL[ASIDE[part]]} == set()
-        return
-    for other in others:  # what stands to the side is for the command line and the page alone
-        assert LEVEL.get(other, LEVEL["validating"]) < LEVEL[part], f"{part} imports {other}"
+        return {other for other in others if LEVEL.get(other, 0) >= LEVEL[ASIDE[part]]}
+    # What stands to the side is for the command line and the page alone.
+    return {other for other in others if LEVEL.get(other, LEVEL["validating"]) >= LEVEL[part]}
+
+
+def test_imports_point_down() -> None:
+    assert {str(path): found for path in MODULES if (found := imported_upwards(path))} == {}
 
 
 def module_of(path: Path) -> str:
@@ -133,13 +136,12 @@ def circles_of(imports: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    """Imports for types and imports inside functions count; a name from a package also imports its ``__init__``."""
+    """Imports for types and inside functions count; a name from a package that is no module of it is its ``__init__``."""
     modules = {module_of(path): path for path in MODULES}
     imports: dict[str, set[str]] = {}
     for name, path in modules.items():
         named = imports_of(ast.parse(path.read_text(encoding="utf-8")))
-        named |= {each.rpartition(".")[0] for each in named}
-        imports[name] = named & set(modules) - {name}
+        imports[name] = {each if each in modules else each.rpartition(".")[0] for each in named} & set(modules) - {name}
     assert circles_of(imports) == []
 
 
@@ -151,13 +153,16 @@ def test_strategy_and_its_cost_models_do_not_know_each_other() -> None:
             assert "strategy" not in parts_imported(path)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_pytorch_is_imported_only_by_the_zoo_and_the_networks(path: Path) -> None:
+def may_import_pytorch(path: Path) -> bool:
+    """Whether the module at ``path`` may import PyTorch when it is loaded: the zoo, networks, and what stands aside."""
     if path.is_relative_to(ROOT / "graph" / "zoo") and path.name not in ("__init__.py", "registry.py", "traceable.py"):
-        return
-    if part_of(path) in ASIDE or path.relative_to(ROOT).as_posix() in NETWORKS:
-        return
-    assert imported_on_load(path).isdisjoint({"torch", "transformers", "torch_geometric", "ray"})
+        return True
+    return part_of(path) in ASIDE or path.relative_to(ROOT).as_posix() in NETWORKS
+
+
+def test_pytorch_is_imported_only_by_the_zoo_and_the_networks() -> None:
+    heavy = {"torch", "transformers", "torch_geometric", "ray"}
+    assert [str(path) for path in MODULES if not may_import_pytorch(path) and imported_on_load(path) & heavy] == []
 
 
 @pytest.mark.parametrize("module", ["traincast", "traincast.cli.main", "traincast.forecast", "traincast.graph.load"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.ledger import arithmetic
 from benchmarks.ledger.__main__ import PARTS
 from benchmarks.ledger.entries import Entry, Part, Scope, differences
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_the_small_half_is_what_the_ledger_says(name: str) -> None:
-    count, found = differences(PARTS[name], Scope(small=True))
+    count, found = differences(PARTS[name], Scope(small=True, exact=arithmetic.is_same()))
     assert count > 0
     assert not found, "\n".join(line for each in found[:20] for line in each.lines())
 
@@ -22,17 +24,18 @@ def part_of(path: Path, entries: list[Entry]) -> Part:
         def path(self) -> Path:
             return path
 
-    return _Elsewhere(name="toy", columns=("digest", "seconds"), entries=lambda scope: entries)
+    return _Elsewhere(
+        name="toy", columns=("request", "digest", "seconds"), firm=("request",), entries=lambda scope: entries
+    )
 
 
 def test_a_changed_a_missing_and_a_new_value_are_noticed(tmp_path: Path) -> None:
-    entries: list[Entry] = [("one", ("ab", (1.0).hex())), ("two", ("cd", (2.0).hex())), ("three", ("refused: no",))]
+    same = ("one", ("f", "ab", (1.0).hex()))
+    entries: list[Entry] = [same, ("two", ("f", "cd", (2.0).hex())), ("three", ("refused: no",))]
     part = part_of(tmp_path / "toy.tsv", entries)
     part.store(part.computed(Scope()))
     assert differences(part, Scope()) == (3, [])
-    entries[1] = ("two", ("cd", (2.0 + 2**-51).hex()))
-    entries[2] = ("three", ("refused: never",))
-    entries[0] = ("four", ("ab", (1.0).hex()))
+    entries[:] = [("two", ("f", "cd", (2.0 + 2**-51).hex())), ("three", ("refused: never",)), ("four", same[1])]
     found = {each.key: each for each in differences(part, Scope())[1]}
     assert {key: each.kind() for key, each in found.items()} == {
         "one": "in the ledger alone",
@@ -41,3 +44,25 @@ def test_a_changed_a_missing_and_a_new_value_are_noticed(tmp_path: Path) -> None
         "four": "not in the ledger",
     }
     assert "0x1.0000000000000p+1 → 0x1.0000000000001p+1" in "\n".join(found["two"].lines())
+
+
+def test_a_machine_that_rounds_otherwise_may_differ_in_the_last_digits_only(tmp_path: Path) -> None:
+    entries: list[Entry] = [("one", ("f", "ab", (1.0).hex()))]
+    part = part_of(tmp_path / "toy.tsv", entries)
+    part.store(part.computed(Scope()))
+    for values, agrees in (
+        (("f", "ef", (1.0 + 1e-12).hex()), True),
+        (("f", "ab", (1.0 + 1e-6).hex()), False),
+        (("g", "ab", (1.0).hex()), False),
+    ):
+        entries[0] = ("one", values)
+        assert len(differences(part, Scope())[1]) == 1
+        assert (differences(part, Scope(exact=False))[1] == []) is agrees
+
+
+def test_an_entry_that_was_skipped_is_not_missed(tmp_path: Path) -> None:
+    part = part_of(tmp_path / "toy.tsv", [("steps 1", ("f", "ab", "-"))])
+    part.store(part.computed(Scope()))
+    scope = Scope()
+    scope.skip("steps ", "the table is not at hand")
+    assert differences(replace(part, entries=lambda _: []), scope) == (0, [])

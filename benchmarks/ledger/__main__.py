@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import benchmarks.ledger
-from benchmarks.ledger import events, forecasts, graphs, rows, schedules, searches, traces
+from benchmarks.ledger import arithmetic, events, forecasts, graphs, rows, schedules, searches, traces
 from benchmarks.ledger.entries import Difference, Part, Scope, differences
 
 PARTS: Final[dict[str, Part]] = {
@@ -44,9 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.action == "make" and options.small:
         parser.error("make --small: the small half is part of the whole; leave out --small")
     data = options.data if options.data.is_dir() else None
+    exact = options.action == "make" or arithmetic.is_same()
+    if not exact:
+        print(arithmetic.SAID)
+    elif options.action == "make":
+        arithmetic.store()
     found: dict[str, list[Difference]] = {}
     for name in options.part:
-        scope, started = Scope(small=options.small, data=data), time.process_time()
+        scope, started = Scope(small=options.small, data=data, exact=exact), time.process_time()
         if options.action == "make":
             count = _make(PARTS[name], scope)
         else:

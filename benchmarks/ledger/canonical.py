@@ -46,6 +46,9 @@ RENAMED: Final[dict[str, str]] = {
 """Leaves that have another name than when the ledger was made: the new name, or path, and the name of then."""
 FORMER_DEFAULTS: Final[dict[str, object]] = {}
 """Leaves whose default has changed: the name of then, and the default of then."""
+LEFT_OUT: Final = frozenset({"habits", "further_tokens", "adapter_dropout"})
+"""Leaves that are not digested: habits have been applied when a request is made, and the others tell how rows of
+published tables are read, which the requests of such rows show."""
 
 _EXACT: Final = 2**53
 _MOST_GRAPHS: Final = 64
@@ -168,7 +171,7 @@ def _fields(value: Any) -> Iterator[tuple[str, object]]:
     """Yield the fields of a dataclass that do not have their default."""
     for item in dataclasses.fields(value):
         leaf = getattr(value, item.name)
-        if not item.compare or (item.name not in FORMER_DEFAULTS and _has_default(item, leaf)):
+        if not item.compare or item.name in LEFT_OUT or (item.name not in FORMER_DEFAULTS and _has_default(item, leaf)):
             continue
         yield item.name, leaf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +13,20 @@ Values: TypeAlias = tuple[str, ...]
 Entry: TypeAlias = tuple[str, Values]
 """A key that says what was asked, and the answer: one value for each column, or a single one for a refusal."""
 REFUSED: Final = "refused: "
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(slots=True)
 class Scope:
     """What is to be computed: all or the ``small`` half, with the tables of measurements in ``data``.
 
-    A part that cannot compute some entries here calls :meth:`skip`; they are then not missed.
+    ``exact`` says that figures must agree to the last bit. A part that cannot compute some entries here calls
+    :meth:`skip`; they are then not missed.
     """
 
     small: bool = False
     data: Path | None = None
+    exact: bool = True
     skipped: dict[str, str] = field(default_factory=dict)
 
     def skip(self, beginning: str, reason: str) -> None:
@@ -36,10 +40,14 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the ledger: its file, its columns, and the function that computes its entries."""
+    """A part of the ledger: its file, its columns, and the function that computes its entries.
+
+    Columns that are ``firm`` are the same on every machine; others depend on how it rounds.
+    """
 
     name: str
     columns: tuple[str, ...]
+    firm: tuple[str, ...] = ()
     entries: Callable[[Scope], Iterable[Entry]]
 
     @property
@@ -129,4 +137,20 @@ def differences(part: Part, scope: Scope) -> tuple[int, list[Difference]]:
     new, old = part.computed(scope), part.stored()
     keys = new if scope.small else {key: None for key in (*new, *old) if key in new or not scope.skips(key)}
     found = (Difference(key=key, columns=part.columns, old=old.get(key), new=new.get(key)) for key in sorted(keys))
-    return len(new), [each for each in found if each.old != each.new]
+    return len(new), [each for each in found if not _agree(each, part.firm, exact=scope.exact)]
+
+
+def _agree(entry: Difference, firm: tuple[str, ...], *, exact: bool) -> bool:
+    """Whether an entry is as stored; if that need not be exact, figures may differ a little, and digests of them."""
+    old, new = entry.old, entry.new
+    if old == new or exact or old is None or new is None or len(old) != len(new) or _is_refusal(old):
+        return old == new
+    return all(
+        a == b or (name not in firm and _close(a, b)) for name, a, b in zip(entry.columns, old, new, strict=True)
+    )
+
+
+def _close(old: str, new: str) -> bool:
+    """Whether two figures differ by no more than rounding; digests of figures always may."""
+    numbers = [float.fromhex(text) for text in (old, new) if text.startswith("0x")]
+    return len(numbers) < 2 or math.isclose(*numbers, rel_tol=_ROUNDING)

@@ -64,5 +64,6 @@ PART = Part(
         "graph", "cluster", "strategy", "runtime", "rest", "plan", "works", "estimates", "timeline", "report", "words",
         "export", "step_s", "low_s", "high_s", "memory",
     ),
+    firm=("graph", "cluster", "strategy", "runtime", "rest", "plan", "works", "export"),
     entries=_entries,
 )  # fmt: skip

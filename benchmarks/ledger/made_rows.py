@@ -29,7 +29,7 @@ _STEPS: Final[tuple[Row, ...]] = (
     {},
     {"zero": None, "sp": None, "recompute": "?", "grad_accum": None},
     {"framework": "PyTorch 2.6", "notes": "torch.compile", "micro_batch": None, "grad_accum": None},
-    {"framework": "torchtitan", "notes": "FSDP", "tp": 1, "dp": 8, "zero": 3},
+    {"framework": "torchtitan", "notes": "FSDP", "tp": 1, "dp": 8, "zero": 3, "global_batch": 64},
     {"framework": "nanotron", "status": "OOM", "step_time_s": None, "mem_gb": None},
     {"framework": "DeepSpeed", "pp": 1, "dp": 4, "zero": 2, "grad_accum": 2},
     {"framework": "nothing known"},
@@ -57,7 +57,8 @@ _DP_STEP: Final[Row] = {
 _GAUDI: Final[Row] = {
     **dict.fromkeys(_DP_STEP), "family": "fine-tune", "model": "vit_base_patch16_224_in21k", "n_gpus": 8,
     "framework": "optimum-habana multi_card", "gpu_model": "Gaudi2 (HL-225)", "gpus_per_node": 8, "precision": "bf16",
-    "batch_per_gpu": 100, "global_batch": 800, "step_time_s": 0.12, "notes": "a short fine-tune on cifar10",
+    "batch_per_gpu": 100, "global_batch": 800, "step_time_s": 0.12, "microstep_time_s": 0.12,
+    "notes": "a short fine-tune on cifar10",
 }  # fmt: skip
 _DP_STEPS: Final[tuple[Row, ...]] = (
     {},
@@ -65,7 +66,8 @@ _DP_STEPS: Final[tuple[Row, ...]] = (
      "interconnect": "2 x 100 GbE RoCE + 1 GbE mgmt"},
     {"framework": "TensorFlow1", "xla": True, "precision": "fp32", "model": "resnet50"},
     {"framework": "MXNet", "model": "resnet50", "dali": True},
-    {"family": "bert", "model": "bert-large", "seq_len": 128, "grad_accum": 4, "global_batch": 2048},
+    {"family": "bert", "model": "bert-large", "seq_len": 128, "grad_accum": 4, "global_batch": 2048,
+     "step_time_s": 4.0, "microstep_time_s": 1.0},
     {"model": "no such network"},
     {"parallelism": "pipeline"},
     {"batch_per_gpu": 0.3},

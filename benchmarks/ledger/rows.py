@@ -89,4 +89,6 @@ def _summary(name: str, found: dict[str, Any]) -> Iterator[Entry]:
     yield f"{name} summary", ("-", "-", canonical.digest_of_json(rest, 16), "-")
 
 
-PART: Final = Part(name="rows", columns=("request", "assumed", "outcome", "seconds"), entries=_entries)
+PART: Final = Part(
+    name="rows", columns=("request", "assumed", "outcome", "seconds"), firm=("request", "assumed"), entries=_entries
+)

@@ -220,8 +220,61 @@ class JobSettings:
                 raise RequestError(f"{item.name}={value}: expected a number from {least}")
 
 
+class Record:
+    """A dataclass that is JSON: what a verb is asked."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Turn lists into tuples, so that equal asks are equal."""
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if isinstance(value, list):
+                object.__setattr__(self, item.name, tuple(value))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults as plain values of JSON.
+
+        Refuses a field that holds a live object of Python.
+        """
+        plain: dict[str, Any] = {}
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if value == item.default:
+                continue
+            made = msgspec.to_builtins(value) if is_dataclass(value) and item.name in _TABLES else value
+            if not _is_plain(made):
+                raise RequestError(
+                    f"{item.name} is a live {type(value).__name__}, which JSON cannot hold: give it in words"
+                )
+            plain[item.name] = made
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the ask that :meth:`to_dict` describes; refuses unknown keys and values out of range in one line."""
+        expect("an ask", plain, dict, "an object with the fields of an ask")
+        kind: Any = cls
+        known = {one.name for one in declared(kind) if not one.live}
+        _refuse_unknown(plain, known, "the ask")
+        for name in _TABLES.keys() & plain.keys():
+            if isinstance(plain[name], dict):
+                _refuse_unknown(plain[name], {one.name for one in declared(_TABLES[name])}, name)
+        return cls(**convert(plain, table_of(kind), "ask:", remedy="every ask has it"))
+
+
+_TABLES: Final = {"conditions": Conditions, "job": JobSettings}
+"""Fields that are tables of their own in JSON."""
+
+
+def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise RequestError(f"{where} has unknown key {key!r:.60}: {nearest(str(key), known)}")
+
+
 @dataclass(frozen=True, slots=True)
-class Training:
+class Training(Record):
     """What is trained, on what, by which framework and for how long; every verb that forecasts asks this."""
 
     model: Annotated[
@@ -301,53 +354,6 @@ class Training:
         bool, Option("Do not read or write the cache of traced models.", flag="--no-cache", turns_off=True)
     ] = False
 
-    def __post_init__(self) -> None:
-        """Turn lists into tuples, so that equal asks are equal."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, list):
-                object.__setattr__(self, item.name, tuple(value))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults as plain values of JSON.
-
-        Refuses a field that holds a live object of Python.
-        """
-        plain: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value == item.default:
-                continue
-            made = msgspec.to_builtins(value) if is_dataclass(value) and item.name in _TABLES else value
-            if not _is_plain(made):
-                raise RequestError(
-                    f"{item.name} is a live {type(value).__name__}, which JSON cannot hold: give it in words"
-                )
-            plain[item.name] = made
-        return plain
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the ask that :meth:`to_dict` describes; refuses unknown keys and values out of range in one line."""
-        expect("an ask", plain, dict, "an object with the fields of an ask")
-        kind: Any = cls
-        known = {one.name for one in declared(kind) if not one.live}
-        _refuse_unknown(plain, known, "the ask")
-        for name in _TABLES.keys() & plain.keys():
-            if isinstance(plain[name], dict):
-                _refuse_unknown(plain[name], {one.name for one in declared(_TABLES[name])}, name)
-        return cls(**convert(plain, table_of(kind), "ask:", remedy="every ask has it"))
-
-
-_TABLES: Final = {"conditions": Conditions, "job": JobSettings}
-"""Fields that are tables of their own in JSON."""
-
-
-def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise RequestError(f"{where} has unknown key {key!r:.60}: {nearest(str(key), known)}")
-
 
 @dataclass(frozen=True, slots=True)
 class Ask(Training):
@@ -417,6 +423,11 @@ def _declared(item: Field[Any], hint: Any) -> Declared:
         live=any(isinstance(note, Live) for note in notes),
         positional=not item.kw_only,
     )
+
+
+def option_of(ask: Any, name: str) -> Option:
+    """Return the option of one field of an ask, for another ask that has the same field."""
+    return next(one.option for one in declared(ask) if one.name == name)
 
 
 def _with_limits(kind: Any, notes: Iterable[object]) -> Any:

@@ -19,7 +19,6 @@ from traincast.estimate import CostModel, EventsCostModel, learned_cost_model
 from traincast.estimate.events.model import read_events
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.graph.optimizers import with_optimizer
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import (
     Request,
@@ -60,7 +59,7 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
     graph = fine_tuned(_graph(ask, allow_code=allow_code), tuning)
     if isinstance(ask.optimizer, str):
-        graph = with_optimizer(graph, ask.optimizer)
+        graph = graph.with_optimizer(ask.optimizer)
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
     named = usual_runtime(graph, cluster) if ask.runtime is None else ask.runtime
     runtime = named if isinstance(named, Runtime) else load_runtime(named)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from traincast import FileFormatError, load_cluster
+from traincast.calibrating.calibrate import read_runs
 from traincast.calibrating.explain import explain
-from traincast.calibrating.read import read_runs
 from traincast.cli.main import main
 
 HEADER = "model,n_gpus,strategy,global_batch,seq,framework,step_time_s,gpu,status,mem_gb\n"

@@ -240,7 +240,7 @@ def test_a_profile_of_this_machine_changes_a_forecast_on_it(tmp_path: Path, caps
 
 
 def test_kernels_that_no_bundle_has_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.toml").write_text('extends = "pytorch"\nkernels = "frobflow"\n')
+    (tmp_path / "mine.toml").write_text('extends = "pytorch"\n[kernels]\nmeasured_with = "frobflow"\n')
     report = run_json(capsys, *PREDICT, "dgx-h100:1x2", "--runtime", str(tmp_path / "mine.toml"))
     assert "no bundle has operators measured under 'frobflow'; those of other frameworks are used" in report["warnings"]
 

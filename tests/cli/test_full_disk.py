@@ -77,7 +77,7 @@ def test_standard_output_that_is_closed_is_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.long(but=5)
+@pytest.mark.long(but=3)
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize(
     "arguments",

@@ -77,6 +77,7 @@ def test_a_rate_of_zero_is_as_fine_as_the_simulation(capsys: pytest.CaptureFixtu
     assert "samples per second" in run(capsys, *PREDICT, "--hz", "-3", code=2)
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     "change", [("--to-gpu", "h100-sxm5-80gb"), ("--to-workers", "8"), ("--to-servers", "2"), ("--to-batch", "128")]
 )

@@ -87,6 +87,7 @@ def test_search_shows_people_the_table_the_ties_and_the_front(capsys: pytest.Cap
     assert re.search(r"^  *3  ", shown, re.M) and not re.search(r"^  *4  ", shown, re.M)
 
 
+@pytest.mark.long(guard="searching/test_search.py::test_the_best_is_the_fastest_of_all_that_fit")
 def test_the_first_is_what_predict_forecasts(capsys: pytest.CaptureFixture[str]) -> None:
     command = re.search(r"To see the first strategy in detail, run: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
     assert command
@@ -94,7 +95,7 @@ def test_the_first_is_what_predict_forecasts(capsys: pytest.CaptureFixture[str])
     assert run_json(capsys, *command[1].split())["step_s"] == pytest.approx(best["step_s"], rel=1e-6)
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("objective", ["time", "cost", "energy", "memory"])
 def test_each_objective_has_its_least_first(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, *SEARCH, "--objective", objective)

@@ -77,6 +77,7 @@ def test_a_schedule_is_forecast() -> None:
     assert toy.report.peak_memory_bytes >= gpipe.report.peak_memory_bytes  # neither drops anything before all forwards
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("toy", ["schedule=lifo,recompute=none,pp=4", "recompute=cheap,schedule=1f1b,pp<=2"])
 def test_a_search_forecasts_a_technique_as_it_would_be_alone(toy: str) -> None:
     problem = problem_for(LLAMA, 8, 16, constraint=f"{toy},offload=none,cp=1,tp<=2,cut=even,zero<=1")
@@ -101,6 +102,7 @@ def test_a_recomputation_trades_memory_for_time() -> None:
     assert flops[0] < flops[1] < flops[2]
 
 
+@pytest.mark.long(guard="test_a_search_forecasts_a_technique_as_it_would_be_alone")
 def test_a_recomputation_is_searched_and_proposed() -> None:
     answer = search(
         LLAMA,

@@ -49,7 +49,7 @@ def test_fine_tuning_runs_soundly_with_every_strategy(seed: int) -> None:
     check_foldings(made)
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_search_of_a_fine_tuned_model_means_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)

@@ -41,6 +41,7 @@ def test_launches_and_buffers_are_of_a_sane_size(name: str) -> None:
     assert runtime.memory.context_bytes < 4e9
 
 
+@pytest.mark.long(but=lambda name, model: name)
 @pytest.mark.parametrize("model", [GPT, LLAMA, CNN])
 def test_a_step_with_its_own_habits_runs(name: str, model: str) -> None:
     runtime = load_runtime(name)

@@ -194,7 +194,7 @@ def check_foldings(made: Forecast) -> None:
     assert steps[1] == pytest.approx(steps[0], rel=1e-9)
 
 
-@pytest.mark.long(but=8)
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("runtime", runtime_names())
 def test_a_combination_runs_soundly_or_is_refused_in_one_line(runtime: str) -> None:
     chosen = some(PER_RUNTIME, lambda c: c.runtime == runtime)
@@ -210,12 +210,13 @@ def runs_often(keeping: Callable[[Combination], bool], *, often: int = 4) -> boo
     return sum(itertools.islice(filter(None, outcomes), often)) == often
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("schedule", ["none", *SCHEDULES])
 def test_every_schedule_runs_soundly(schedule: str) -> None:
     assert runs_often(lambda c: c.schedule == schedule)
 
 
-@pytest.mark.long(but=10)
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_setting_runs_soundly(setting: str) -> None:
     assert runs_often(lambda c: setting in c.settings)

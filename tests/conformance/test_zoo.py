@@ -19,7 +19,8 @@ from tests.graph.test_zoo_transformers import matmul_parameters
 from tests.graph.training_step import built
 from traincast import OperatorGraph
 from traincast.graph import OpKind, Phase, zoo
-from traincast.graph.work_amount import MATRIX_KINDS, attention_fraction
+from traincast.graph.vocabulary import MATRIX_KINDS
+from traincast.graph.work_amount import attention_fraction
 from traincast.graph.zoo import Traceable
 from traincast.graph.zoo.parts.stack import TransformerConfig  # brings our own operators with it
 
@@ -36,7 +37,7 @@ def products(graph: OperatorGraph, phase: Phase, *, without: str | None = None) 
         op.flops * count
         for op, count in graph
         if op.phase is phase
-        and op.kind.value in MATRIX_KINDS
+        and op.kind in MATRIX_KINDS
         and op.kind is not OpKind.SCAN
         and not (without and op.scope.startswith(without))
     )
@@ -205,7 +206,7 @@ DERIVED = [
 """Five models of each family with a closed form, the smallest of each other. Tacotron 2 has a test of its own."""
 
 
-@pytest.mark.long(but=12)
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("name", DERIVED)
 def test_forward_products_follow_the_closed_form(name: str) -> None:
     graph, family = graph_of(name), zoo.card(name).family
@@ -216,7 +217,7 @@ def test_forward_products_follow_the_closed_form(name: str) -> None:
     assert found == pytest.approx(CLOSED_FORMS.get(family, counted)(name), rel=1e-3 if family in SHARED else 1e-9)
 
 
-@pytest.mark.long(but=lambda name: zoo.card(name).family)
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("name", [n for n in NAMES if "flops" in zoo.card(n).published])
 def test_forward_products_are_as_many_as_published(name: str) -> None:
     card = zoo.card(name)
@@ -232,7 +233,7 @@ def test_forward_products_are_as_many_as_published(name: str) -> None:
     assert found == pytest.approx(card.published["flops"], rel=0.02 if more else 0.01)
 
 
-@pytest.mark.long(but=lambda name: zoo.card(name).family)
+@pytest.mark.long(but=15)
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_parameters_are_those_published(name: str) -> None:
     graph, card = graph_of(name), zoo.card(name)
@@ -277,7 +278,7 @@ def test_backward_products_are_twice_the_forward_but_for_first_layers_and_attent
     for block in graph.blocks:
         for index in block.forward:
             op = graph.operators[index]
-            if op.kind.value in MATRIX_KINDS and op.kind is not OpKind.SCAN and ".indexer" not in op.scope:
+            if op.kind in MATRIX_KINDS and op.kind is not OpKind.SCAN and ".indexer" not in op.scope:
                 once = index in first or op.name == "mv"
                 factor = 2.5 if op.kind.value == "attention" else 1.0 if once else 2.0
                 factor -= op.scope in frozen

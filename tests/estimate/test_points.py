@@ -9,7 +9,7 @@ import pytest
 
 from traincast import Operator, TensorSpec, load_device
 from traincast.estimate.bundle import SHIPPED, load_bundle
-from traincast.estimate.learned import addition_like
+from traincast.estimate.learned import equivalent_of
 from traincast.estimate.operators.cells import RAMP, Cell, filling
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import shapes_of
@@ -117,8 +117,8 @@ def test_batch_norm_moves_the_bytes_of_three_passes() -> None:
     norm = Operator(
         name="native_batch_norm", kind=OpKind.BATCH_NORM, phase=Phase.FORWARD, inputs=(x, c, c), outputs=(x,)
     )
-    found = addition_like(norm)
+    found = equivalent_of(norm)
     assert found is not None
     assert found.nbytes == pytest.approx(1.5 * norm.nbytes, rel=1e-4)
     assert found.name == "add.fwd"
-    assert addition_like(replace(norm, name="native_layer_norm")) is None
+    assert equivalent_of(replace(norm, name="native_layer_norm")) is None

@@ -74,12 +74,14 @@ def test_no_path_of_the_machine_they_were_fitted_on_is_in_them() -> None:
         assert "/" + "tmp" not in text
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "dgx-b200", "dgx-gb200:2", "pcie-l40s"])
 def test_a_forecast_is_mostly_learned_where_the_device_was_measured(cluster: str) -> None:
     report = predict("llama3-8b", cluster=cluster, strategy=None, global_batch=64, use_cache=True).report
     assert report.estimated_by["learned"] > 0.3
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("model", ["resnet50", "vgg16", "inception-v3"])
 @pytest.mark.parametrize("cluster", ["dgx-1-v100:1x1", "dgx-1-p100:1x1"])
 @pytest.mark.parametrize("runtime", ["pytorch", "tensorflow"])
@@ -163,6 +165,7 @@ def test_products_in_a_format_that_the_device_lacks_take_the_time_of_the_wider_o
     assert 0.9 * found.seconds[1] <= found.seconds[0] <= found.seconds[1]  # fewer bytes are read
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("cluster", ["dgx-1-v100:1x1", "pcie-t4:1x1"])
 def test_bf16_on_a_device_without_it_is_as_slow_as_fp32_and_takes_the_memory_of_bf16(cluster: str) -> None:
     narrow, wide, half, elsewhere = (

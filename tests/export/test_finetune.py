@@ -10,7 +10,6 @@ import pytest
 from tests.conftest import GPT, request_of
 from traincast import Request, StrategyError
 from traincast.export import FRAMEWORKS, export
-from traincast.graph.optimizers import with_optimizer
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 
 
@@ -25,7 +24,7 @@ def test_frameworks_without_a_setting_refuse_in_one_line(framework: str) -> None
         export(tuned("dp=2", "rank=8,targets=attention"), framework)
     request = request_of("dp=2")
     with pytest.raises(StrategyError, match=r"^optimizer adamw8bit cannot be written for"):
-        export(replace(request, graph=with_optimizer(request.graph, "adamw8bit")), framework)
+        export(replace(request, graph=request.graph.with_optimizer("adamw8bit")), framework)
 
 
 def test_deepspeed_notes_adapters_and_quantised_weights() -> None:
@@ -41,7 +40,7 @@ def test_deepspeed_notes_adapters_and_quantised_weights() -> None:
 def test_deepspeed_notes_frozen_modules_and_optimizers() -> None:
     request = tuned("dp=2", None, "embedding")
     request = replace(
-        request, graph=with_optimizer(request.graph, "paged-adamw8bit"), strategy=replace(request.strategy, zero=1)
+        request, graph=request.graph.with_optimizer("paged-adamw8bit"), strategy=replace(request.strategy, zero=1)
     )
     notes = json.loads(export(request, "deepspeed"))["_comment"]
     assert "freeze modules with requires_grad_(False) before deepspeed.initialize" in notes

@@ -60,6 +60,7 @@ def test_a_known_function_is_learned(body: dict[str, Any]) -> None:
     assert seen[-1] < seen[0] / 10
 
 
+@pytest.mark.long(guard="test_a_known_function_is_learned")
 def test_the_running_average_predicts_what_was_learned() -> None:
     given = known()
     network = train_network(
@@ -116,6 +117,7 @@ def neighbours(x: Tensor) -> Tensor:
     return (torch.cat([edge, x[:-1]]) + torch.cat([x[1:], edge])) / 2
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("module", "seen"),
     [(FNOInception(WIDTH, LENGTH, (3, 9)), smoothed), (ConvInception(WIDTH, LENGTH, (3, 5)), neighbours)],

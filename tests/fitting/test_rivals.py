@@ -55,7 +55,7 @@ def overall(rival: str) -> RivalScore:
     return next(score for score in scores() if score.rival == rival and score.operator == ALL)
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("rival", [name for name in RIVALS if name != "roofline"])
 def test_every_rival_is_better_than_the_roofline(rival: str) -> None:
     assert overall(rival).mape < 0.8 * overall("roofline").mape

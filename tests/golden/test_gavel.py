@@ -38,7 +38,7 @@ def stand_ins() -> StandIns:
     return load_stand_ins("gavel")
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("gpu", "model", "batch"), STEPS_PER_S)
 def test_gavels_workloads_are_forecast_within_their_bounds(gpu: str, model: str, batch: int) -> None:
     measured, least, most = STEPS_PER_S[gpu, model, batch]

@@ -24,7 +24,7 @@ def test_a_configuration_has_the_published_parameters(name: str) -> None:
     assert sum(parameter.numel() for parameter in built.parameters()) == published
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["gemma-3-1b", "mamba2-2.7b", "nemotron-h-8b", "qwen3-next-80b", "gemma-3-4b"])
 def test_a_captured_graph_counts_the_same_parameters(name: str, tmp_path: Path) -> None:
     published, config = PUBLISHED[name]

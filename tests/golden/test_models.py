@@ -55,7 +55,7 @@ def distinct() -> list[str]:
     return [row["names"].split()[0] for row in ROWS]
 
 
-@pytest.mark.long(but=60)
+@pytest.mark.long(but=30)
 @pytest.mark.parametrize("name", distinct())
 def test_a_known_model_has_the_published_parameters(name: str) -> None:
     differs = abs(parameters(name) / PUBLISHED[name] - 1) > SAME

@@ -85,6 +85,7 @@ def forecast_seconds(run: Published) -> float:
     return made.report.step_s
 
 
+@pytest.mark.long(guard="test_a_published_step_is_met")
 def test_the_published_run_of_deepseek_v3_is_met_under_the_default_runtime() -> None:
     """DeepSeek-V3 report, arXiv:2412.19437, sections 1, 3.2 and 4.2: 14.8 T tokens in 2.664 M H800 hours.
 
@@ -107,6 +108,7 @@ def test_the_published_run_of_deepseek_v3_is_met_under_the_default_runtime() -> 
     assert step_s == pytest.approx(published_s, rel=BOUND)
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize("name", [*KORTHIKANTI, *NARAYANAN])
 def test_a_published_step_is_met(name: str) -> None:
     run = {**KORTHIKANTI, **NARAYANAN}[name]

@@ -40,6 +40,7 @@ def test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss(spec:
         assert sum(count for op, count in graph if op.kind is OpKind.LOSS and op.phase is Phase.FORWARD) == 1 + depths
 
 
+@pytest.mark.long(guard="test_each_further_token_adds_a_projection_to_the_vocabulary_and_a_loss")
 def test_a_depth_has_a_layer_three_norms_and_a_product_of_its_own() -> None:
     layers = [capture(SMALL.replace("layers=4", f"layers={n}")).num_parameters for n in (4, 5)]
     more = capture(f"{SMALL}+mtp").num_parameters - layers[0]

@@ -79,6 +79,7 @@ def test_both_ways_give_the_same_parameters_and_products(name: str, tmp_path: Pa
     assert products(built) == pytest.approx(products(own), rel=1e-6)
 
 
+@pytest.mark.long(guard="test_both_ways_give_the_same_parameters_and_products")
 @NEEDED
 def test_layers_that_are_dropped_at_random_all_run() -> None:
     sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 64, "encoder_attention_heads": 4, "vocab_size": 100}
@@ -88,6 +89,7 @@ def test_layers_that_are_dropped_at_random_all_run() -> None:
     assert len(layers) == 2 + 2 * 2
 
 
+@pytest.mark.long(guard="test_both_ways_give_the_same_parameters_and_products")
 @NEEDED
 def test_a_model_of_sound_hears_its_frames_and_writes_text_of_the_given_length() -> None:
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 64, "encoder_attention_heads": 4, "vocab_size": 100}
@@ -164,6 +166,7 @@ def test_experts_that_compute_nothing_take_their_share_of_the_tokens(tmp_path: P
     assert rows_of(graph) == 2 * 32 * 3 * 8 // 12
 
 
+@pytest.mark.long(guard="test_experts_that_run_in_a_loop_are_grouped_products")
 @NEEDED
 def test_experts_that_are_modules_of_their_own_share_the_tokens(tmp_path: Path) -> None:
     graph = capture(written(tmp_path, SWITCH), seq=32)
@@ -201,6 +204,7 @@ def test_assertions_about_data_hold(tmp_path: Path) -> None:
     assert graph.tokens_per_sample == 16 and "note" not in graph.attributes
 
 
+@pytest.mark.long(guard="test_both_ways_give_the_same_parameters_and_products")
 @NEEDED
 def test_masks_that_set_elements_do_not_change_shapes(tmp_path: Path) -> None:
     config = {

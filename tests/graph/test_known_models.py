@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.conftest import graph_of
-from traincast.graph.zoo.known_models import _GPT, _LLAMA, known_model
+from traincast.graph.zoo.known_models import _tables, known_model
 
-NAMES = [name for line in f"{_LLAMA}{_GPT}".strip().splitlines() for name in line.partition(" : ")[0].split()]
+NAMES = [name for family in ("llama", "gpt") for names in _tables()[family] for name in names.split()]
 SIZED = {name: float(said[1]) for name in NAMES if (said := re.search(r"-(\d+(?:\.\d+)?)b(?=-|$)", name))}
 
 
@@ -33,7 +33,7 @@ def test_dimensions_give_the_size_that_the_name_states(name: str) -> None:
     assert parameters(spec) == pytest.approx(SIZED[name], rel=0.27)  # publishers round: Gemma 2B has 2.5 billion
 
 
-@pytest.mark.long(but=4)
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
@@ -58,7 +58,7 @@ def test_a_captured_graph_has_the_published_number_of_parameters(name: str, bill
     assert graph_of(spec).num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("name", "billions"), [("Jamba-1.5-Mini", 12), ("Jamba-1.5-Large", 94), ("Ling-lite", 2.75), ("Hunyuan-Large", 52)]
 )

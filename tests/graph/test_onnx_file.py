@@ -209,7 +209,7 @@ def convolutions() -> nn.Module:
     )
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long(guard="test_a_file_has_the_operators_of_the_network_one_by_one")
 @pytest.mark.parametrize("optimize", [False, True])
 @pytest.mark.parametrize(("make", "shape"), [(convolutions, (3, 8, 8)), (Both, (5, 8))])
 def test_the_new_exporter_of_pytorch_gives_the_same_operators(

@@ -125,7 +125,7 @@ def test_efficientdet_multiplies_as_often_as_published() -> None:
     assert products == pytest.approx(float(card("efficientdet-d0").published["flops"]), rel=0.03)
 
 
-@pytest.mark.long(but=6)
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)  # all others run when the graphs that ship are captured
 def test_a_training_step_runs_on_meta_tensors(name: str) -> None:
     model = build(name)

@@ -14,9 +14,14 @@ from traincast.graph import DType, OpKind, Phase
 from traincast.graph.huggingface.read import from_config
 from traincast.graph.work_amount import attention_fraction
 from traincast.graph.zoo import build
-from traincast.graph.zoo.language.deepseek_v4 import Compressor, keys_seen
+from traincast.graph.zoo.language.deepseek_v4 import (
+    Compressor,
+    keys_seen,
+    stream_collapse,
+    stream_expand,
+    stream_weights,
+)
 from traincast.graph.zoo.parts.kernels import index_scores
-from traincast.graph.zoo.parts.streams import stream_collapse, stream_expand, stream_weights
 
 V32 = (
     "deepseek:layers=4,hidden=48,heads=4,experts=8,top_k=2,expert_ffn=24,ffn=64,q_lora=20,kv_lora=12,rope_dim=4,"
@@ -112,6 +117,7 @@ def test_an_indexer_runs_forward_only_and_its_parameters_are_held(spec: str, top
         assert {op.attributes.get("window") for op in graph.operators if op.kind is OpKind.ATTENTION} == {top_k}
 
 
+@pytest.mark.long(guard="test_sparse_attention_counts_the_scores_of_an_equal_window")
 def test_short_sequences_are_attended_to_in_full() -> None:
     graph = capture(V32.replace("seq=64", "seq=16"))
     assert {op.attributes.get("window") for op in graph.operators if op.kind is OpKind.ATTENTION} == {None}

@@ -57,6 +57,7 @@ def test_products_of_wan_follow_its_sizes() -> None:
     assert products == pytest.approx(2 * (4 * layer + ends), abs=biases * tokens)
 
 
+@pytest.mark.long(guard="test_parameters_are_as_published")
 def test_one_of_five_layers_of_llama_vision_attends_to_the_image() -> None:
     spec = "llama-vision:layers=10,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=100,seq=8,image=28,tiles=2"
     kinds = [type(layer).__name__ for layer in zoo.build(spec).module.layers]

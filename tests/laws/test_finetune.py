@@ -11,11 +11,10 @@ from tests.conftest import GPT, LLAMA, collective_bytes, graph_of, request_of
 from traincast import OperatorGraph, Request, TensorSpec
 from traincast.forecast import forecast
 from traincast.graph import OpKind, Phase
-from traincast.graph.optimizers import with_optimizer
 from traincast.graph.tuning.storage import STORAGES
 from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import Memory, lower
-from traincast.strategy.memory.shown import reported
+from traincast.strategy.memory.peak import reported
 
 HIDDEN, LAYERS, RANK = 256, 4, 8
 MATRICES = {
@@ -190,7 +189,7 @@ def test_the_dequantised_weight_exists_while_its_product_runs() -> None:
 )
 def test_optimizers_of_8_bits_keep_a_byte_per_state_and_a_constant_per_block(name: str, each: float) -> None:
     request = request_of("dp=1")
-    found = memory(replace(request, graph=with_optimizer(request.graph, name)))
+    found = memory(replace(request, graph=request.graph.with_optimizer(name)))
     psi = graph_of(GPT).num_parameters
     assert found.optimizer == (4 + 2 * each) * psi
     counted = reported([found], request.runtime)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.conftest import graph_of
 from traincast import Operator, OperatorGraph, TensorSpec
 from traincast.graph import DType, OpKind, Phase
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.figures import model_flops
 
 sizes = st.integers(1, 4096)
@@ -31,7 +31,7 @@ def operator(
 
 
 def products(graph: OperatorGraph, phase: Phase) -> float:
-    return sum(op.flops * n for op, n in graph if op.phase is phase and op.kind.value in MATRIX_KINDS)
+    return sum(op.flops * n for op, n in graph if op.phase is phase and op.kind in MATRIX_KINDS)
 
 
 @quick

@@ -22,7 +22,7 @@ from traincast import OperatorGraph, Request, load_runtime
 from traincast.graph import Phase
 from traincast.graph.capture.capture import _make_fake, capture, sum_of
 from traincast.graph.capture.recorder import gpu_kernels
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.graph.zoo import Traceable, build
 from traincast.strategy import load_precision, parse_strategy
 from traincast.strategy.prepare import memory_by_stage, prepare
@@ -170,7 +170,7 @@ def forecast_tensors(graph: OperatorGraph, batch: int, *, recompute: bool) -> fl
     return memory.tensors
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "batch", "recompute"),
@@ -196,9 +196,7 @@ def products(graph: OperatorGraph, *, attention: bool) -> float:
     return sum(
         op.flops * count
         for op, count in graph
-        if op.kind.value in MATRIX_KINDS
-        and op.phase is not Phase.OPTIMIZER
-        and (attention or op.kind.value != "attention")
+        if op.kind in MATRIX_KINDS and op.phase is not Phase.OPTIMIZER and (attention or op.kind.value != "attention")
     )
 
 

@@ -66,6 +66,7 @@ def spans(result: Forecast, label: str) -> dict[tuple[int, ...], float]:
     return found
 
 
+@pytest.mark.long(but=5)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "dp=2,pp=2,schedule=interleaved,virtual_stages=2,micro_batch=3"])
 @pytest.mark.parametrize("spec", ["dgx-a100:2x2", "dgx-1-v100:4x1"])
 def test_equal_parts_are_one_cluster_to_the_last_digit(spec: str, strategy: str) -> None:
@@ -76,7 +77,7 @@ def test_equal_parts_are_one_cluster_to_the_last_digit(spec: str, strategy: str)
     assert step(apart, strategy) == pytest.approx(step(whole, strategy), rel=1e-12)
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=6, deadline=None)
 @given(

@@ -320,7 +320,7 @@ def shortening(request: Request, *, launches: float, grain: str = "operator") ->
     return float(least)
 
 
-@pytest.mark.long(but=8)
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize(("strategy", "model", "runtime"), HIDING)
 def test_longer_works_never_shorten_a_step_whatever_they_hide(strategy: str, model: str, runtime: str) -> None:
     """Where the host is far ahead: see the next test for where it is not."""

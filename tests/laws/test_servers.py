@@ -74,7 +74,7 @@ def test_servers_divide_what_their_nics_carry(servers: int) -> None:
     assert run.step_s == pytest.approx(8 * 2.0 / servers, rel=1e-6)
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @BOTH
 @pytest.mark.parametrize("sharding", ["greedy", "even"])
 def test_more_servers_never_slow_a_step_that_their_nics_bound(sharding: str, asynchronous: bool) -> None:

@@ -158,6 +158,7 @@ def test_tables_name_devices_of_other_makers(text: str, name: str) -> None:
     assert place.device.name == name
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(("billions", "stages", "shape"), [
     (116.0, 32, "64 layers of width 12288 with 96 heads"),
     (206.0, 64, "64 layers of width 16384 with 128 heads"),

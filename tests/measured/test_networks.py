@@ -14,6 +14,7 @@ from traincast.tables import Row, RowError
 SMALL: Row = {**ROW, "n_gpus": 8, "gpus_per_node": 8, "container": None}
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize(("written", "parameters"), [
     ("temporal-fusion-transformer", 1_617_451),
     ("gpunet-0", 11_885_432),

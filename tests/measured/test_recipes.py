@@ -31,6 +31,7 @@ GAUDI: Row = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("model", "dataset", "tokens"), [
     ("gemma_2b_it", "wikitext", 1024),
     ("roberta_base", "wikitext", 512),
@@ -47,6 +48,7 @@ def test_a_stated_length_stands() -> None:
     assert request_of(row).graph.tokens_per_sample == 256
 
 
+@pytest.mark.long(guard="test_a_length_that_is_not_stated_is_the_one_that_the_script_cuts_to")
 def test_answers_and_sounds_have_the_lengths_of_their_script() -> None:
     answers = request_of({**GAUDI, "model": "t5_small", "notes": "cnn_dailymail"}).graph
     assert "target_seq=128" in answers.name

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.pictures import FOLDER, PICTURES, shown, text_of
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_shows_the_page_of_today(browser: Any, name: str) -> None:
     page = shown(browser, name)

@@ -16,16 +16,17 @@ from traincast.estimate.events.file import CARD, read_card, read_rows
 from traincast.estimate.events.keys import operator_key
 from traincast.graph import OpKind
 from traincast.journal import Journal
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import journal_of, measure_events, plan_events
 from traincast.profiling.events.network import trimmed
-from traincast.profiling.events.request import EventsRequest, messages_of, needed_works
+from traincast.profiling.events.request import messages_of, needed_works
 from traincast.profiling.events.steps import OperatorWatch, StepTimer, TimedSteps, TrainingStep, training_step
 from traincast.profiling.timing import quiet
 from traincast.strategy import lower
 
 DEEP = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8"
-ONE = EventsRequest(model=DEEP, cluster="cpu-server:1x1", strategy="dp=1,mbs=1", global_batch=1)
-EMULATED = EventsRequest(
+ONE = EventsAsk(model=DEEP, cluster="cpu-server:1x1", strategy="dp=1,mbs=1", global_batch=1)
+EMULATED = EventsAsk(
     model=DEEP,
     cluster="dgx-h100:4x1",
     strategy="dp=4,mbs=1",
@@ -43,7 +44,7 @@ def time_steps(step: TrainingStep, wanted: Sequence[Operator], **how: Any) -> Ti
     return timer.result()
 
 
-def counts_of(request: EventsRequest) -> dict[str, float]:
+def counts_of(request: EventsAsk) -> dict[str, float]:
     """How often a step of the plan runs each operator, by key."""
     plan = lower(needed_works(request).request, grain="operator").plan
     counts: dict[str, float] = {}
@@ -99,11 +100,12 @@ def test_messages_are_measured_among_two_ranks_at_the_sizes_that_their_law_needs
 def test_the_words_of_a_request_repeat_it() -> None:
     from click.testing import CliRunner
 
+    from traincast.cli.derive import words_of
     from traincast.cli.profile import profile
 
-    words = EMULATED.words(Path("events"))
-    assert words[:3] == ["profile", "events", DEEP]
-    said = CliRunner().invoke(profile, [*words[1:], "--plan", "--json"], catch_exceptions=False)
+    words = words_of(EMULATED)
+    assert words[0] == DEEP
+    said = CliRunner().invoke(profile, ["events", *words, "-o", "events", "--plan", "--json"], catch_exceptions=False)
     assert json.loads(said.stdout)["works"] == plan_events(EMULATED, "events").works
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import graph_of
+from traincast.estimate.events.keys import operator_key
 from traincast.graph import Phase
 from traincast.profiling.operators.in_model import CannotRunModelError, run_model
-from traincast.profiling.rows import key_of
 
 MODELS = [
     "resnet-cifar:layers=8",
@@ -20,8 +20,8 @@ MODELS = [
 @pytest.mark.parametrize("model", MODELS)
 def test_every_captured_operator_is_timed_in_the_run(model: str) -> None:
     timed = run_model(model, batch=3, seq=None, precision="fp32", device="cpu", steps=2)
-    captured = {key_of(op.with_batch(3)) for op in graph_of(model).operators}
-    assert {key_of(op) for op, _ in timed} == captured
+    captured = {operator_key(op.with_batch(3)) for op in graph_of(model).operators}
+    assert {operator_key(op) for op, _ in timed} == captured
     assert all(timing.count % 2 == 0 and timing.min_s > 0 for _, timing in timed)
     assert {op.phase for op, _ in timed} == set(Phase)
 

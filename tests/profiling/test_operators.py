@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import graph_of
 from traincast import OperatorRequest, RequestError, UnknownNameError
+from traincast.estimate.events.keys import operator_key
 from traincast.graph import zoo
 from traincast.profiling.operators import measure as module
 from traincast.profiling.operators.measure import (
@@ -26,7 +27,7 @@ from traincast.profiling.operators.measure import (
     summary_of,
 )
 from traincast.profiling.output import journal_path
-from traincast.profiling.rows import OPERATOR_COLUMNS, key_of, operator_from_row
+from traincast.profiling.rows import OPERATOR_COLUMNS, operator_from_row
 
 TINY = "gpt:layers=3,hidden=16,heads=2,vocab=50,seq=8"
 REQUEST = OperatorRequest(models=(TINY,), batch=2, repeats=3, timed_steps=2)
@@ -43,7 +44,7 @@ def test_equal_operators_are_measured_once() -> None:
     captured = graph_of(TINY).operators
     found = distinct_operators(captured)
     assert len(found) < len(captured)
-    assert set(found) == {key_of(op) for op in captured}
+    assert set(found) == {operator_key(op) for op in captured}
     moved = [replace(op, scope="elsewhere") for op in captured]
     assert distinct_operators([*captured, *moved]) == found
 
@@ -65,7 +66,7 @@ def test_a_model_is_measured_alone_and_in_its_run(tmp_path: Path) -> None:
     wanted, _, _ = operators_of(REQUEST)
     for context in ("alone", "model"):
         found = [r for r in rows if r["context"] == context]
-        assert {key_of(operator_from_row(r)) for r in found} == set(wanted)
+        assert {operator_key(operator_from_row(r)) for r in found} == set(wanted)
         assert all(r["n_meas"] >= 2 for r in found)
     for r in rows:
         assert 0 < r["time_us_min"] <= r["time_us"]
@@ -150,7 +151,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert len(result.warnings) == 1
     wanted, _, _ = operators_of(request)
     rows = table(path)
-    assert {key_of(operator_from_row(r)) for r in rows} == set(wanted)
+    assert {operator_key(operator_from_row(r)) for r in rows} == set(wanted)
     assert len(rows) == len(wanted) == finished + result.measured
     assert sum(r["n_meas"] == 200 for r in rows) == finished
     assert list(tmp_path.iterdir()) == [path]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.profiling.running import reason_not_to_run
 from traincast import FileFormatError, OperatorRequest, RequestError
+from traincast.estimate.events.keys import operator_key
 from traincast.graph import OpKind, Phase
 from traincast.profiling.operators.executors import executor_of, memory_of
 from traincast.profiling.operators.measure import operators_of
@@ -24,7 +25,6 @@ from traincast.profiling.operators.opset import (
 )
 from traincast.profiling.operators.opset_layers import TYPES, Operators
 from traincast.profiling.operators.opset_shapes import CNN_MODELS
-from traincast.profiling.rows import key_of
 
 CNN_TYPES = "Conv ReLU ReLU6 Mul FC MaxPool AvgPool BatchNorm Mean Add Concat DepthConv Transpose Split"
 TRANSFORMER_TYPES = (
@@ -52,7 +52,7 @@ def test_every_type_of_thirteen_families_and_of_transformers_is_there() -> None:
 
 
 def test_no_operator_is_there_twice() -> None:
-    keys = Counter(key_of(op) for chosen in drawn().values() for op in chosen)
+    keys = Counter(operator_key(op) for chosen in drawn().values() for op in chosen)
     assert set(keys.values()) == {1}
     kinds = {op.kind for chosen in drawn().values() for op in chosen}
     assert kinds == set(OpKind) - {OpKind.SCAN, OpKind.DROPOUT, OpKind.GATHER, OpKind.RESIZE}
@@ -73,6 +73,7 @@ def test_published_shapes_come_first_and_others_lie_around_them() -> None:
     assert {1, 3, 5, 7} <= kernels
 
 
+@pytest.mark.long(but=10)
 @pytest.mark.parametrize("name", list(TYPES))
 def test_operators_of_each_type_can_be_run(name: str) -> None:
     for operator in drawn()[name][:4]:
@@ -124,7 +125,7 @@ def test_a_file_gives_the_set_back_and_can_be_profiled(tmp_path: Path) -> None:
     assert load_operator_set(path) == every
     from_file, _, _ = operators_of(OperatorRequest(files=(path,)))
     drawn_anew, _, _ = operators_of(OperatorRequest(opset=True, layers_per_type=6, batch=2))
-    assert set(from_file) == set(drawn_anew) == {key_of(op) for op in every}
+    assert set(from_file) == set(drawn_anew) == {operator_key(op) for op in every}
 
 
 def test_what_is_no_operator_set_is_refused(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import CNN, GPT, graph_of
 from traincast import FileFormatError, Operator, TensorSpec
+from traincast.estimate.events.keys import PHASES, operator_key
 from traincast.graph import DType, OpKind, Phase
 from traincast.profiling.rows import (
     COLLECTIVE_COLUMNS,
     OPERATOR_COLUMNS,
-    PHASES,
     canonical,
-    key_of,
     operator_from_row,
     operator_of,
     params_of,
@@ -77,7 +76,7 @@ def test_every_captured_operator_comes_back_with_the_same_cost(model: str) -> No
         again = operator_of(operator.kind.value, PHASES[operator.phase], operator.dtype.value, params_of(operator))
         assert again == canonical(operator)
         assert (again.flops, again.nbytes) == (operator.flops, operator.nbytes)
-        assert key_of(again) == key_of(operator)
+        assert operator_key(again) == operator_key(operator)
 
 
 def test_a_row_has_exactly_the_columns_of_the_table() -> None:
@@ -112,12 +111,12 @@ def test_a_row_of_another_kind_has_no_product_dims() -> None:
 
 def test_the_key_leaves_out_where_an_operator_stood_and_keeps_what_it_costs() -> None:
     moved = replace(GEMM, scope="elsewhere", saved=(), attributes={"module": "Head"})
-    assert key_of(moved) == key_of(GEMM)
-    assert key_of(replace(GEMM, attributes={"stride": 2})) != key_of(GEMM)
-    assert key_of(replace(GEMM, name="mm")) != key_of(GEMM)
-    assert key_of(replace(GEMM, phase=Phase.BACKWARD)) != key_of(GEMM)
+    assert operator_key(moved) == operator_key(GEMM)
+    assert operator_key(replace(GEMM, attributes={"stride": 2})) != operator_key(GEMM)
+    assert operator_key(replace(GEMM, name="mm")) != operator_key(GEMM)
+    assert operator_key(replace(GEMM, phase=Phase.BACKWARD)) != operator_key(GEMM)
     half = tuple(t.with_dtype(DType.BF16) for t in GEMM.inputs)
-    assert key_of(replace(GEMM, inputs=half)) != key_of(GEMM)
+    assert operator_key(replace(GEMM, inputs=half)) != operator_key(GEMM)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.conftest import GPT, ChosenSeconds, graph_of, request_of
 from traincast import Calibration, Strategy, load_cluster
 from traincast.cluster.hardware import joined
 from traincast.forecast import forecast
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.floor import floor_of
 from traincast.report.outlook import Outlook
 from traincast.strategy import lower
@@ -19,7 +19,7 @@ WIDE = Calibration(runtimes=("none",), unknown=3.0)
 
 def test_the_floor_of_data_parallelism_is_its_flops_at_the_peak() -> None:
     request = request_of("dp=8", global_batch=4096)
-    products = [op.flops * count for op, count in graph_of(GPT) if op.kind.value in MATRIX_KINDS]
+    products = [op.flops * count for op, count in graph_of(GPT) if op.kind in MATRIX_KINDS]
     share = sum(products) * 4096 / 8  # with the scores that FlashAttention computes again
     assert floor_of(lower(request).plan, request.cluster) == pytest.approx(share / request.cluster.device.peak("bf16"))
 

@@ -246,6 +246,7 @@ def test_a_trace_with_servers_refuses_ranks_that_have_no_row(tmp_path: Path) -> 
         write_trace(with_servers("dp=4,servers=2").detailed(), tmp_path / "step.json", ranks=[0, 6])
 
 
+@pytest.mark.long(guard="test_holistic_trace_analysis_finds_the_times_of_the_timeline")
 @pytest.mark.filterwarnings("ignore")
 def test_holistic_trace_analysis_reads_workers_and_servers(tmp_path: Path) -> None:
     from hta.trace_analysis import TraceAnalysis

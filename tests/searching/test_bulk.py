@@ -95,7 +95,7 @@ def _values(strategy: Strategy) -> Iterator[str]:
         yield "sequence_parallel"
 
 
-@pytest.mark.long(but=8)
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("runtime", runtime_names())
 def test_members_of_every_runtime_are_forecast_as_they_would_be_alone(runtime: str) -> None:
     seen = compare(problem_for(TINY, 8, 12, runtime=runtime, constraint="vp<=2"), 20)
@@ -110,7 +110,7 @@ def test_members_of_every_schedule_are_forecast_as_they_would_be_alone(name: str
     assert compare(problem, 8)[name] > 3
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     ("model", "cluster", "batch", "runtime"),
     [
@@ -142,6 +142,7 @@ def test_models_with_frozen_weights_are_forecast_as_they_would_be_alone(trained:
     assert compare(frozen, 12)["any"] >= 5
 
 
+@pytest.mark.long(guard="test_members_of_every_schedule_are_forecast_as_they_would_be_alone")
 def test_a_sample_of_the_space_has_a_bit_of_everything() -> None:
     seen = compare(problem_for(DEEP, 16, 32), 90, seed=1)
     zeros = {f"zero={stage}" for stage in range(4)}
@@ -191,6 +192,7 @@ def test_what_does_not_fit_is_not_simulated() -> None:
     assert fitting > 0
 
 
+@pytest.mark.long(guard="test_members_of_one_family_are_run_together_as_they_are_alone")
 def test_the_order_in_which_families_are_evaluated_does_not_matter() -> None:
     """What is kept from one family for the next (works, outlines, arrangements) changes nothing."""
     problem = problem_for(DEEP, 8, 16, constraint="cp=1,recompute=none|full|full/2")

@@ -108,7 +108,7 @@ def techniques(strategy: Strategy) -> Iterator[str]:
 SEEN: Counter[str] = Counter()
 
 
-@pytest.mark.long(but=10)
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)

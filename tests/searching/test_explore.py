@@ -41,7 +41,7 @@ BOUNDED = [
 ]
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("model", "cluster", "batch", "runtime"), BOUNDED)
 def test_no_member_is_faster_than_the_bounds_of_its_family_and_its_way(
     model: str, cluster: str | int, batch: int, runtime: str
@@ -152,6 +152,7 @@ def test_a_time_that_is_known_cuts_more_and_loses_nothing() -> None:
     assert joined(parts).seconds.min() == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.long(guard="searching/test_search.py::test_the_best_is_the_fastest_of_all_that_fit")
 def test_counts_add_up() -> None:
     problem, columns = exhausted(WITHIN[1])
     bulk, counts = bulk_of(problem), SpaceCounts()
@@ -200,7 +201,7 @@ def by_engine(engine: Engine, problem: Problem, tasks: list[Task]) -> StrategyCo
 PARTED = (TINY, 8, 32, "offload=none")
 
 
-@pytest.mark.long(but=lambda workers: workers == 2)
+@pytest.mark.long(but=lambda workers: "processes" if workers > 1 else None)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_does_not_change_the_answer(workers: int) -> None:
     problem, columns = exhausted(PARTED)

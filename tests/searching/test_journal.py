@@ -129,7 +129,7 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
     assert not has(tmp_path, problem, replace(task, best_s=1.0))
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("damage", ["cut off", "empty", "other", "without a column", "no bytes"])
 def test_a_damaged_part_is_named(tmp_path: Path, damage: str) -> None:
     problem = few()
@@ -170,6 +170,7 @@ def searched(tmp_path: Path, **other: Any) -> Any:
     )
 
 
+@pytest.mark.long(guard="test_a_search_that_is_stopped_goes_on_where_it_was")
 def test_parts_that_are_done_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
 

@@ -60,6 +60,7 @@ def test_every_cluster_says_what_became_of_it() -> None:
     assert late.reason.endswith(f"with a chance of {late.best.in_time:.0%}")
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("searcher", ["exhaustive", "branch-and-bound"])
 def test_a_cluster_that_is_far_behind_still_has_its_best(searcher: str) -> None:
     """A pair of devices takes many times what eight nodes do: of neither is it said that nothing fits."""

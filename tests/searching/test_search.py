@@ -119,6 +119,7 @@ def test_naive_choices_are_compared_with_the_best() -> None:
     assert (plain.strategy.dp, plain.strategy.zero) == (8, 0)
 
 
+@pytest.mark.long(guard="test_naive_choices_are_compared_with_the_best")
 def test_what_does_not_fit_naively_is_said() -> None:
     small = replace(devices(8), device=replace(devices(8).device, memory_bytes=3e9))
     answer = found(DEEP, cluster=small, global_batch=64, constraint="offload=none,cp=1,micro_batch<=2")
@@ -138,7 +139,7 @@ def test_the_answer_as_plain_values_has_what_is_promised() -> None:
     assert told["searcher"] == "exhaustive"
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("searcher", [name for name in SEARCHERS if name != "exhaustive"])
 def test_every_searcher_finds_the_best_of_a_small_space(searcher: str) -> None:
     answer = found(searcher=searcher)
@@ -319,11 +320,13 @@ def test_a_cnn_and_experts_are_searched_too() -> None:
     assert {int(ep) for ep in moe.columns.ep} == {1, 2, 4, 8}
 
 
+@pytest.mark.long(guard="test_the_best_is_the_fastest_of_all_that_fit")
 def test_unlike_nodes_are_searched() -> None:
     answer = found(cluster="dgx-a100:1+dgx-h100:1", constraint=f"{FEW},zero=1,schedule=1f1b")
     assert answer.best.report.num_devices == 16
 
 
+@pytest.mark.long(guard="searching/test_journal.py::test_a_search_that_is_stopped_goes_on_where_it_was")
 def test_a_search_with_a_folder_leaves_its_parts_there(tmp_path: Path) -> None:
     first = found(resume=tmp_path, searcher="exhaustive")
     (path,) = tmp_path.iterdir()

@@ -44,7 +44,7 @@ def legal(problem: Problem, strategy: Strategy) -> bool:
     return True
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", sorted(PROBLEMS))
 def test_every_member_is_legal_and_there_once(name: str) -> None:
     problem = problem_of(name)

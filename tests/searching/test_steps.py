@@ -54,6 +54,7 @@ def worst(name: str, runtime: str, cost_model: CostModel, batches: tuple[int, ..
     return max(errors), len(errors)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_what_devices_and_links_take_grows_evenly_from_round_to_round(name: str) -> None:
     error, count = worst(name, "megatron", HOSTLESS, (72, 120))

@@ -27,6 +27,7 @@ def problem(tables: str) -> Problem:
     )
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("tables", ["replicated", "sharded"])
 @pytest.mark.parametrize("seed", range(3))
 def test_seconds_and_memory_are_those_of_forecasts(tables: str, seed: int) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from traincast import load_runtime
 from traincast.strategy import Memory
-from traincast.strategy.memory.shown import reported
+from traincast.strategy.memory.peak import reported
 
 
 def test_a_frameworks_log_says_what_its_allocator_counts_on_the_rank_it_writes_from() -> None:

@@ -66,6 +66,7 @@ def test_a_trace_has_the_name_of_one(tmp_path: Path) -> None:
         write_measured_trace(pa.Table.from_pylist([span(0, "forward", 0.0, 1.0)]), tmp_path / "trace.txt")
 
 
+@pytest.mark.long(guard="report/test_trace.py::test_holistic_trace_analysis_finds_the_times_of_the_timeline")
 @pytest.mark.filterwarnings("ignore")
 def test_holistic_trace_analysis_finds_the_measured_times(tmp_path: Path) -> None:
     from hta.trace_analysis import TraceAnalysis

@@ -45,7 +45,7 @@ def by_role(spans: list[ServerSpan]) -> dict[int, dict[tuple[int, ...], ServerSp
     return found
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize(("servers", "sharding"), [(1, "greedy"), (2, "greedy"), (2, "even")])
 def test_everything_happens_in_the_order_of_a_forecast(

@@ -10,12 +10,15 @@ from typing import Any, Final
 
 from traincast.brief import Brief, BriefTable
 from traincast.calibrating.procedure import Calibrated, calibrate_runs
-from traincast.calibrating.read import read_runs
+from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.calibrating.study import CURVE
-from traincast.cluster import Cluster, load_cluster, write_calibrated
-from traincast.errors import RequestError, expect
+from traincast.cluster import Calibration, Cluster, load_cluster, write_calibrated
+from traincast.errors import FileFormatError, RequestError, expect
 from traincast.files import check_output
 from traincast.measured import Measured
+from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
+from traincast.measured.table import completed, rows_of
+from traincast.measured.wrong_units import memory_unit, time_unit, wrong_memory_unit, wrong_time_unit
 
 _LEARNED: Final = 0.05
 """Parameters whose uncertainty the runs reduced by less than this share are not shown."""
@@ -150,3 +153,53 @@ def _extended(cluster: str) -> str:
 def _as_seen_from(extends: str, target: Path) -> str:
     """Return a name of the catalog as it is, and a file as a path relative to the folder of ``target``."""
     return os.path.relpath(Path(extends).resolve(), target.resolve().parent) if extends.endswith(".toml") else extends
+
+
+def read_runs(
+    path: Path,
+    cluster: Cluster,
+    *,
+    allow_code: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[MeasuredRun], dict[int, str]]:
+    """Return the runs of a table, all on ``cluster``, and the reasons why other rows are skipped, by row number from 0.
+
+    If most times, or most figures of memory, look as if they were in another unit, the table is refused with a guess
+    of the unit. Single rows that look so are skipped.
+    """
+    rows = completed(rows_of(path, needs=NEEDS_ON_A_CLUSTER))
+    if not rows:
+        columns = ", ".join(NEEDS_ON_A_CLUSTER)
+        raise FileFormatError(f"{path} has no rows: it needs one row for each measured run, with {columns}")
+    runs, skipped = prepare_runs(
+        rows,
+        lambda index, row: read_timed_run(index, row, cluster=cluster, allow_code=allow_code),
+        progress=progress,
+    )
+    if not runs:
+        index, reason = next(iter(skipped.items()))
+        raise FileFormatError(f"{path} has no run that can be forecast: row {index}, for example: {reason}")
+    runs = _in_their_units(path, runs, skipped)
+    return runs, dict(sorted(skipped.items()))
+
+
+def _in_their_units(path: Path, runs: Sequence[MeasuredRun], skipped: dict[int, str]) -> list[MeasuredRun]:
+    """Return the runs whose time and memory look right; the others go to ``skipped``, with a guess of their unit."""
+    forecast = [run.simulated(Calibration()) for run in runs]
+    times = [(run.seconds, seconds) for run, seconds in zip(runs, forecast, strict=True)]
+    memories = [(run.measured.memory_bytes, run.predicted_memory) for run in runs if run.measured.memory_bytes]
+    for guess in (wrong_time_unit(times), wrong_memory_unit([(m, p) for m, p in memories if m and p])):
+        if guess:
+            raise FileFormatError(f"{path}: {guess}; convert the column, or correct the device in the cluster's file")
+    kept = []
+    for run, (seconds, expected) in zip(runs, times, strict=True):
+        memory, need = run.measured.memory_bytes, run.predicted_memory
+        if unit := time_unit(seconds, expected):
+            skipped[run.measured.index] = (
+                f"step_time_s is {seconds:.4g}, but the forecast is {expected:.4g} s: it looks like {unit}"
+            )
+        elif memory and need and (unit := memory_unit(memory, need)):
+            skipped[run.measured.index] = f"mem_gb is {memory / need:.3g} times the forecast: it looks like {unit}"
+        else:
+            kept.append(run)
+    return kept

@@ -18,7 +18,7 @@ from traincast.measured import Measured
 from traincast.report.outlook import StepTraits, look_at
 from traincast.simulate import Evaluator, simulate
 from traincast.strategy import Plan, lower
-from traincast.strategy.memory.shown import reported
+from traincast.strategy.memory.peak import reported
 from traincast.tables import Row, RowError
 
 Floats = npt.NDArray[np.float64]

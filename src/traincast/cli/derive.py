@@ -47,13 +47,16 @@ def asks(*records: type, defaults: Mapping[str, Any] | None = None) -> Callable[
     return decorate
 
 
-def words_of(ask: Any) -> list[str]:
-    """Return the words of the command line that mean ``ask``: its arguments, then the options that were stated."""
+def words_of(ask: Any, *, defaults: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the words of the command line that mean ``ask``: its arguments, then the options that were stated.
+
+    ``defaults`` are those of :func:`asks`.
+    """
     found = {one.name: one for one in _shown(type(ask), nested=False)}
     words = [str(getattr(ask, name)) for name in found if _is_argument(found[name])]
     for name, one in found.items():
         value = getattr(ask, name)
-        if _is_argument(one) or value == one.default or isinstance(value, bool):
+        if _is_argument(one) or value == (defaults or {}).get(name, one.default) or isinstance(value, bool):
             continue
         for each in value if isinstance(value, tuple) else (value,):
             words += [_flag(one), "=".join(map(str, each)) if isinstance(each, tuple) else _short(each)]

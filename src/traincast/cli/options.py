@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from traincast.ask import Option
 from traincast.errors import RequestError
+from traincast.profiling.events.ask import COMPUTE, REPEATS, THREADS
 from traincast.units import parse_count, parse_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -202,8 +203,8 @@ def compute() -> Decorator:
         "--compute",
         default="real",
         show_default=True,
-        metavar="real|DEVICE",
-        help="Operators run on this machine (real), or take the time that DEVICE would need (see `traincast devices`).",
+        metavar=COMPUTE.metavar,
+        help=COMPUTE.help,
     )
 
 
@@ -305,16 +306,12 @@ def time_limit() -> Decorator:
 
 def repeats() -> Decorator:
     """``--repeats``."""
-    return click.option(
-        "--repeats", default=20, show_default=True, type=COUNT, metavar="N", help="Timed runs of each measurement."
-    )
+    return click.option("--repeats", default=20, show_default=True, type=COUNT, metavar="N", help=REPEATS.help)
 
 
 def threads() -> Decorator:
     """``--threads``."""
-    return click.option(
-        "--threads", default=1, show_default=True, type=COUNT, metavar="N", help="Threads of each process."
-    )
+    return click.option("--threads", default=1, show_default=True, type=COUNT, metavar="N", help=THREADS.help)
 
 
 def source() -> Decorator:

@@ -342,8 +342,8 @@ def opset(
 
     Their sizes are those of published layers and others close to them.
     """
+    from traincast.estimate.events.keys import PHASES
     from traincast.profiling.operators.opset import operator_set_by_type, operators_by_family, save_operator_set
-    from traincast.profiling.rows import PHASES
 
     if output is not None and not output.endswith(".json"):
         raise RequestError(f"cannot write {output}: an operator set is JSON, so its name must end in .json")

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from traincast.ask import Option
 from traincast.cli import options
+from traincast.cli.derive import asks, words_of
+from traincast.cli.options import JSON
 from traincast.cli.output import console, print_json
 from traincast.cli.profile_output import only_rank_0_speaks
 from traincast.errors import RequestError
+from traincast.profiling.events.ask import EventsAsk
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
     from traincast.profiling.events.measure import EventsPlan, EventsProfile
-    from traincast.profiling.events.request import EventsRequest
 
 _STEPS = 100
+_DEFAULTS = {"runtime": "gloo", "repeats": 20}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What ``profile events`` writes and shows."""
+
+    output: Annotated[
+        str, Option("Write to PATH: a folder of events; a folder that exists is extended.", "PATH", short="-o")
+    ]
+    plan: Annotated[bool, Option("Only say what would be measured and how long it takes.")] = False
+    as_json: Annotated[bool, JSON] = False
 
 
 @click.command(
@@ -28,47 +44,8 @@ _STEPS = 100
         "profile events resnet18 --cluster cpu-server:2x1 --strategy dp=2 --global-batch 8 -o events"
     ),
 )
-@click.argument("model")
-@options.cluster(options.CATALOG_CLUSTER)
-@click.option(
-    "--strategy",
-    required=True,
-    metavar="dp=8,tp=4,…",
-    help="How to distribute the work over the devices. Its works are measured.",
-)
-@options.global_batch()
-@options.seq()
-@options.precision(options.PRECISIONS, default="fp32")
-@options.runtime()
-@options.compute()
-@click.option("--note", "network", default="", metavar="TEXT", help="What to write about the network into the folder.")
-@options.threads()
-@options.repeats()
-@click.option(
-    "--timed-steps", default=12, show_default=True, type=options.COUNT, metavar="N", help="Timed steps of each model."
-)
-@options.output("a folder of events; a folder that exists is extended.")
-@click.option("--plan", "only_plan", is_flag=True, help="Only say what would be measured and how long it takes.")
-@click.option("--quiet", is_flag=True, hidden=True, help="Print nothing.")
-@options.json()
-def events(
-    model: str,
-    cluster: str,
-    strategy: str,
-    global_batch: int,
-    seq: int | None,
-    precision: str,
-    runtime: str | None,
-    compute: str,
-    network: str,
-    threads: int,
-    repeats: int,
-    timed_steps: int,
-    output: str,
-    only_plan: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@asks(EventsAsk, Shown, defaults=_DEFAULTS)
+def events(request: EventsAsk, shown: Shown) -> None:
     """Measure the distinct works of one plan of MODEL: operators, collectives and messages, and nothing else.
 
     `traincast predict --events FOLDER` uses them. On this machine, two processes measure. On GPUs or on several nodes,
@@ -77,33 +54,17 @@ def events(
     from traincast.graph.capture.capture import require_torch
     from traincast.profiling.collectives.measure import is_launched
     from traincast.profiling.events.measure import measure_events, plan_events
-    from traincast.profiling.events.request import EventsRequest
-    from traincast.strategy.runtime import runtime_names
 
     with only_rank_0_speaks():
-        request = EventsRequest(
-            model=model,
-            cluster=cluster,
-            strategy=strategy,
-            global_batch=global_batch,
-            seq=seq,
-            precision=precision,
-            runtime=runtime or ("gloo" if "gloo" in runtime_names() else "pytorch"),
-            compute=compute,
-            network=network,
-            threads=threads,
-            repeats=repeats,
-            steps=timed_steps,
-        )
-        folder = Path(output)
+        folder, as_json = Path(shown.output), shown.as_json
         if is_launched():
-            say = (lambda text: None) if quiet else (lambda text: click.echo(text, err=True))
             require_torch()
             from traincast.profiling.events.worker import EventsWorker
 
-            rank_0 = os.environ.get("RANK") == "0"
-            found = EventsWorker(request, folder, say=say if rank_0 else lambda text: None).run()
-            if found is not None and not quiet:
+            speaks = os.environ.get("RANK") == "0"
+            say = (lambda text: click.echo(text, err=True)) if speaks else (lambda text: None)
+            found = EventsWorker(request, folder, say=say).run()
+            if found is not None:
                 _show(request, found, as_json=as_json)
             return
         plan = plan_events(request, folder)
@@ -113,7 +74,7 @@ def events(
         if lines and not as_json:
             for line in lines:
                 console().print(line, markup=False, soft_wrap=True)
-        if only_plan or _needs_gpus(request):
+        if shown.plan or _needs_gpus(request):
             if as_json:
                 print_json(_facts(plan) | {"commands": lines})
             return
@@ -138,7 +99,7 @@ def _announce(plan: EventsPlan) -> None:
     )
 
 
-def _needs_gpus(request: EventsRequest) -> bool:
+def _needs_gpus(request: EventsAsk) -> bool:
     """Whether only processes with GPUs can measure; refuses nothing, because the command to paste is the answer."""
     from traincast.cluster import load_cluster
     from traincast.profiling.events.request import backend_of
@@ -146,14 +107,14 @@ def _needs_gpus(request: EventsRequest) -> bool:
     return backend_of(load_cluster(request.cluster, hosts=True), request.compute) == "nccl"
 
 
-def _lines(request: EventsRequest, folder: Path) -> list[str]:
+def _lines(request: EventsAsk, folder: Path) -> list[str]:
     """Return the commands that measure on the nodes of the cluster, if it has GPUs or several nodes."""
     from traincast.cluster import load_cluster
 
     place = load_cluster(request.cluster, hosts=True)
     if request.compute != "real" or (place.num_nodes == 1 and not _needs_gpus(request)):
         return []
-    words = shlex.join(request.words(folder))
+    words = shlex.join(["profile", "events", *words_of(request, defaults=_DEFAULTS), "-o", str(folder)])
     nodes, each = min(2, place.num_nodes), place.devices_per_node
     where = f"--nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint $HOST:29500"
     return [
@@ -165,7 +126,7 @@ def _lines(request: EventsRequest, folder: Path) -> list[str]:
     ]
 
 
-def _show(request: EventsRequest, found: EventsProfile, *, as_json: bool) -> None:
+def _show(request: EventsAsk, found: EventsProfile, *, as_json: bool) -> None:
     step_s, ranks = _step_of(request, found.output)
     cost = found.seconds * max(1, found.processes)
     run = step_s * _STEPS * ranks
@@ -196,23 +157,12 @@ def _show(request: EventsRequest, found: EventsProfile, *, as_json: bool) -> Non
     console().print(f"events: {found.output}", markup=False)
 
 
-def _step_of(request: EventsRequest, folder: Path) -> tuple[float, int]:
+def _step_of(request: EventsAsk, folder: Path) -> tuple[float, int]:
     """Return the forecast seconds of a step with the events in ``folder``, and its number of ranks."""
-    from traincast.cli.cost_model import events_cost_model
     from traincast.forecast import predict
 
     try:
-        result = predict(
-            request.model,
-            cluster=request.cluster,
-            global_batch=request.global_batch,
-            strategy=request.strategy,
-            seq=request.seq,
-            precision=request.precision,
-            runtime=request.runtime,
-            cost_model=events_cost_model(str(folder), ()),
-            use_cache=True,
-        )
+        result = predict(replace(request.step(), events=str(folder)))
     except RequestError as error:
         click.echo(f"warning: no forecast with these events: {error}", err=True)
         return 0.0, 0

@@ -5,68 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from traincast.cluster.architecture import load_architecture
-from traincast.cluster.catalog import device_names, device_table, load_node, node_names
+from traincast.cluster.catalog import DATA, device_names, device_table, load_node, node_names
 from traincast.cluster.hardware import Cluster, Device, Link
 from traincast.cluster.match import find_device, normalise, word_pattern
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError, UnknownNameError
+from traincast.schema import convert, read_toml
 
 _GBIT: Final = 1e9 / 8
 _WHOLE_NODE_GBIT: Final = 800
 """In Gb/s: a rate without a count that is at least this high is that of the whole node."""
 _FALLBACK_NODE: Final = "pcie-a100"
 _MAX_DEVICES: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Fabric:
-    """A kind of network: the pattern of its name, Gb/s of one card if the name implies them, and its latency."""
-
-    pattern: str
-    name: str
-    gbit: float | None
-    latency_s: float
-
-
-_FABRICS: Final = (
-    _Fabric(r"xdr", "XDR InfiniBand", 800, 2.5e-6),
-    _Fabric(r"ndr\s*200", "NDR200 InfiniBand", 200, 3e-6),
-    _Fabric(r"ndr", "NDR InfiniBand", 400, 3e-6),
-    _Fabric(r"hdr\s*100", "HDR100 InfiniBand", 100, 3e-6),
-    _Fabric(r"hdr", "HDR InfiniBand", 200, 3e-6),
-    _Fabric(r"edr", "EDR InfiniBand", 100, 3e-6),
-    _Fabric(r"fdr", "FDR InfiniBand", 56, 3.5e-6),
-    _Fabric(r"qdr", "QDR InfiniBand", 32, 4e-6),
-    _Fabric(r"slingshot\W*10", "Slingshot-10", 100, 4e-6),
-    _Fabric(r"slingshot", "Slingshot-11", 200, 4e-6),
-    _Fabric(r"omni\W*path|opa", "Omni-Path", 100, 2e-6),
-    _Fabric(r"roce(?:\W*v\d)?", "RoCE", None, 4e-6),
-    _Fabric(r"efa(?:\W*v\d)?", "EFA", None, 15e-6),
-    _Fabric(r"tcpxo?", "TCPX", None, 20e-6),
-    _Fabric(r"infiniband|ib", "InfiniBand", None, 3e-6),
-    _Fabric(r"\d*\s*gbe|\d*\s*gbase\W?t|ethernet|tcp", "Ethernet", None, 30e-6),
-    _Fabric(r"dcn", "DCN", None, 20e-6),
-)
-_PLAIN_ETHERNET_GBIT: Final = 10.0
-_INTRA_WORDS: Final = re.compile(
-    r"nvlink|nvswitch|nvl\d|pcie|pci\W*e|xgmi|infinity|intra|\bici\b|\btorus\b|neuronlink|\bhbm|gddr|memory|\bram\b",
-    re.IGNORECASE,
-)
-"""Links inside a node or a slice, and memory: their rates are not those of the network."""
-_TORUS: Final = re.compile(r"\b(?:ici|torus|dcn)\b", re.IGNORECASE)
-"""Names of the networks that connect TPUs."""
-_OTHER_TRAFFIC: Final = re.compile(
-    r"\bman(?:a)?ge?me?nt\b|\bmgmt\b|\bbmc\b|\bipmi\b|\bilo\b|\bidrac\b|out\W?of\W?band|\boob\b|in\W?band\b"
-    r"|\bstorage\b|\bdisks?\b|\bnvme\b|front\W?end|north\W?south|control\W?plane|provisioning",
-    re.IGNORECASE,
-)
-"""Networks that carry no traffic of training: those of administrators, of storage and of users."""
-_ONBOARD: Final = re.compile(r"\bon\W?board\b|\blom\b|\bbase\W?board\b", re.IGNORECASE)
-"""Network ports that every mainboard has: descriptions of systems list them, whatever the fabric is."""
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(bps|bit|bE|be|base\W?[tT]|b\b|Bps|BPS)")
 _BARE_RATE: Final = re.compile(
     r"[x\u00d7]\s*(\d+)\s*G\b|\b(\d+)\s*G(?=\s+(?:ethernet|infiniband|ib|roce|efa|slingshot)\b|\s*[x\u00d7]\s*\d)",
@@ -88,14 +42,36 @@ _COUNT: Final = re.compile(
     re.IGNORECASE,
 )
 """How texts count network cards: ``8x HDR``, ``4 Omni-Path links``, ``NDR x8``, ``dual-rail EDR``."""
-_PER_OTHER: Final = re.compile(r"per\W*(?:gpu|device|accelerator|node)|gbe|ethernet|tcp", re.IGNORECASE)
-"""Words for rates of a device or a whole node, and for networks with one adapter per node unless more are counted."""
 _RAILS: Final = {"single": 1, "dual": 2, "quad": 4}
-_PCIE: Final[dict[int, Link]] = {
-    3: Link(name="PCIe 3.0 x16", bandwidth=15.75e9, latency_s=3.5e-6),
-    4: Link(name="PCIe 4.0 x16", bandwidth=31.5e9, latency_s=3.0e-6),
-    5: Link(name="PCIe 5.0 x16", bandwidth=63e9, latency_s=2.5e-6),
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """A kind of network: the pattern of its name, Gb/s of one card if the name implies them, and its latency."""
+
+    pattern: str
+    name: str
+    latency_s: float
+    gbit: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """How texts describe networks; comments in ``data/networks.toml`` explain each entry."""
+
+    fabrics: tuple[Fabric, ...]
+    plain_ethernet_gbit: float
+    intra: str
+    torus: str
+    other_traffic: str
+    onboard: str
+    per_other: str
+    pcie: dict[str, Link]
+
+
+@cache
+def _words() -> Networks:
+    return convert(read_toml(DATA / "networks.toml", "file of networks"), Networks, "networks.toml:")
 
 
 def find_node(
@@ -118,7 +94,7 @@ def says_network(device: Device, interconnect: str, *, system: str = "") -> bool
     """Whether the texts identify the network between nodes: by its kind, its rate, or the name of a known machine."""
     if _names_machine(device, f"{system} {interconnect}"):
         return True
-    if load_architecture(device.architecture).own_network and _TORUS.search(interconnect):
+    if load_architecture(device.architecture).own_network and re.search(_words().torus, interconnect):
         return True
     return bool(_networks(interconnect, device) or _networks_of_system(system, device))
 
@@ -132,7 +108,7 @@ def says_adapters(device: Device, interconnect: str, *, system: str = "") -> boo
     return any(
         _counted(_without_lanes(part)[0])
         or _fabric(part) is None
-        or _PER_OTHER.search(part) is not None
+        or re.search(_words().per_other, part) is not None
         or (_stated_gbit(part) or 0.0) >= _WHOLE_NODE_GBIT
         for part in parts
     )
@@ -205,7 +181,7 @@ def _with_intra(node: Cluster, text: str) -> Cluster:
         says_pcie.group(1) is None or f"PCIe {generation}.0" in node.intra_node.name
     ):
         return node
-    return replace(node, intra_topology="pcie-tree", intra_node=_PCIE[generation], subset_bandwidth=())
+    return replace(node, intra_topology="pcie-tree", intra_node=_words().pcie[str(generation)], subset_bandwidth=())
 
 
 def _with_inter(node: Cluster, base: Cluster, networks: Sequence[str]) -> Cluster:
@@ -219,8 +195,8 @@ def _networks(text: str, device: Device) -> list[str]:
     return [
         part
         for part in _parts(text)
-        if (_fabric(part) is not None or (_stated_gbit(part) is not None and not _INTRA_WORDS.search(part)))
-        and not _OTHER_TRAFFIC.search(part)
+        if (_fabric(part) is not None or (_stated_gbit(part) is not None and not re.search(_words().intra, part)))
+        and not re.search(_words().other_traffic, part)
         and not _is_about_another(part, device)
     ]
 
@@ -230,13 +206,13 @@ def _networks_of_system(text: str, device: Device) -> list[str]:
     return [
         part
         for part in _networks(text, device)
-        if not _ONBOARD.search(part) and (_fabric(part) is not None or re.search(r"\d\s*[GT]bps", part))
+        if not re.search(_words().onboard, part) and (_fabric(part) is not None or re.search(r"\d\s*[GT]bps", part))
     ]
 
 
-def _fabric(part: str) -> _Fabric | None:
+def _fabric(part: str) -> Fabric | None:
     """The kind of network that a text names, or ``None``."""
-    return next((f for f in _FABRICS if re.search(rf"(?<![a-z])(?:{f.pattern})(?![a-z])", part.lower())), None)
+    return next((f for f in _words().fabrics if re.search(rf"(?<![a-z])(?:{f.pattern})(?![a-z])", part.lower())), None)
 
 
 def _parts(text: str) -> list[str]:
@@ -245,12 +221,12 @@ def _parts(text: str) -> list[str]:
     A rate or a count that stands apart from the kind of its network (``InfiniBand, 200Gb/s``) is joined to it.
     """
     plain = re.sub(r"([bB])(?:it)?/s(?:ec)?\b", r"\1ps", text)
-    plain = re.sub(r"\(([^()]*)\)", lambda m: " " if _OTHER_TRAFFIC.search(m[1]) else m[0], plain)
+    plain = re.sub(r"\(([^()]*)\)", lambda m: " " if re.search(_words().other_traffic, m[1]) else m[0], plain)
     parts: list[str] = []
     for part in re.split(r"[/,;+&|\n\uff0c\uff1b\u3001]|\b(?:and|plus)\b", plain):
         alone = parts and _fabric(parts[-1]) is not None and _stated_gbit(parts[-1]) is None
-        rate = _fabric(part) is None and _stated_gbit(part) is not None and not _INTRA_WORDS.search(part)
-        if alone and rate and not _COUNT.search(parts[-1]) and not _OTHER_TRAFFIC.search(part):
+        rate = _fabric(part) is None and _stated_gbit(part) is not None and not re.search(_words().intra, part)
+        if alone and rate and not _COUNT.search(parts[-1]) and not re.search(_words().other_traffic, part):
             parts[-1] = f"{parts[-1]} {part}"
         else:
             parts.append(part)
@@ -277,7 +253,7 @@ def _is_about_another(part: str, device: Device) -> bool:
     return False
 
 
-def _apply(node: Cluster, base: Cluster, part: str, fabric: _Fabric | None, rate: float | None) -> Cluster:
+def _apply(node: Cluster, base: Cluster, part: str, fabric: Fabric | None, rate: float | None) -> Cluster:
     part, lanes = _without_lanes(part)
     lower, counted = part.lower(), _counted(part)
     link, nics = node.inter_node, node.nics_per_node
@@ -287,7 +263,7 @@ def _apply(node: Cluster, base: Cluster, part: str, fabric: _Fabric | None, rate
     per_nic = rate if rate is not None else card
     if per_nic is None:
         if fabric is not None and fabric.name == "Ethernet" and "Ethernet" not in node.inter_node.name:
-            link, nics = replace(link, bandwidth=_PLAIN_ETHERNET_GBIT * _GBIT), 1
+            link, nics = replace(link, bandwidth=_words().plain_ethernet_gbit * _GBIT), 1
         return replace(node, inter_node=link, nics_per_node=counted or nics)
     if counted:
         nics = counted

@@ -32,6 +32,7 @@ from traincast.estimate.operators.roofline import (
 from traincast.estimate.protocol import SOURCES, Estimates
 from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.scan_amount import WITHOUT_PRODUCTS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
 
@@ -71,16 +72,7 @@ FUSED_FLOOR: Final = 0.1
 """Share of a kernel's floor that one tensor of a fused optimizer pays."""
 
 _FAMILIES: Final = tuple(INTERVALS)
-_FAMILY_OF_KIND: Final = {
-    OpKind.GEMM: "gemm",
-    OpKind.BATCHED_GEMM: "gemm",
-    OpKind.GROUPED_GEMM: "grouped_gemm",
-    OpKind.ATTENTION: "attention",
-    OpKind.CONV: "conv",
-    OpKind.DEPTHWISE_CONV: "conv",
-    OpKind.RNN: "rnn",
-    OpKind.SCAN: "scan",
-}
+_FAMILY_OF_KIND: Final = {kind: kind.formula.value for kind in MATRIX_KINDS}
 _ANALYTICAL: Final = SOURCES.index("analytical")
 
 
@@ -254,7 +246,7 @@ class _Operators:
         inner = weight.numel / weight.shape[0]
         at_once, in_turn = (batch * steps, width, inner), (batch, width, hidden)
         products = [(1.0, *at_once), (steps, *in_turn)]
-        if op.name.endswith("backward"):
+        if op.is_gradient:
             products.append((1.0, width, inner + hidden, batch * steps))
         rate, size = self._rate("gemm", data.dtype.value), data.dtype.nbytes
         for times, m, n, k in products:
@@ -263,7 +255,7 @@ class _Operators:
         self._traffic.append((index, 0.0, 1.0, 0.0, steps * RNN_STEP_S))
 
     def _add_attention(self, index: int, op: Operator) -> None:
-        backward = op.name.endswith("backward")
+        backward = op.is_gradient
         batch, heads, queries, keys, dims_qk, dims_v = attention_dims(op)
         rate = self._rate("attention_backward" if backward else "attention", op.inputs[0].dtype.value)
         rate *= attention_share(op, self.device)

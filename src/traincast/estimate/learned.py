@@ -57,7 +57,7 @@ twice, or write to scattered places, move more bytes than their tensors have.
 """
 
 
-def addition_like(op: Operator) -> Operator | None:
+def equivalent_of(op: Operator) -> Operator | None:
     """Returns the addition that moves as many bytes as ``op``, or ``None`` if there is none."""
     factor = _TRAFFIC.get(op.name)
     if factor is None or op.dtype is not DType.FP32:
@@ -69,9 +69,9 @@ def addition_like(op: Operator) -> Operator | None:
     )
 
 
-def additions_like(operators: Sequence[Operator]) -> dict[int, Operator]:
+def equivalents(operators: Sequence[Operator]) -> dict[int, Operator]:
     """Returns the additions that take the place of ``operators``, by position."""
-    found = {i: addition_like(op) for i, op in enumerate(operators)}
+    found = {i: equivalent_of(op) for i, op in enumerate(operators)}
     return {i: op for i, op in found.items() if op is not None}
 
 
@@ -266,13 +266,13 @@ class LearnedCostModel:
                 if not len(left):
                     break
             if family == "traffic" and len(left):
-                yield from self._by_addition(operators, left, device)
+                yield from self._equivalents(operators, left, device)
 
-    def _by_addition(
+    def _equivalents(
         self, operators: Sequence[Operator], left: npt.NDArray[np.intp], device: Device
     ) -> Iterator[tuple[npt.NDArray[np.intp], _Answer, tuple[Shapes, str]]]:
         """As :meth:`_cells_for`, for operators that no cell knows: a measured one that moves as many bytes."""
-        found = additions_like([operators[i] for i in left.tolist()])
+        found = equivalents([operators[i] for i in left.tolist()])
         if not found or not any(True for b in self.bundles for _ in _bare(b, "conv", DType.FP32.value, device, BARE)):
             return  # without measured convolutions beside them, one error would no longer balance the other
         shapes = shapes_of("traffic", list(found.values()))

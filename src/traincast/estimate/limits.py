@@ -19,7 +19,7 @@ from traincast.cluster import Cluster, Device
 from traincast.estimate.collectives.laws import crosses_nics, islands_of
 from traincast.estimate.protocol import Estimates
 from traincast.graph import Operator, OpKind
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.work import Collective, Transfer, Work
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ def compute_seconds(works: Sequence[Work], cluster: Cluster) -> Floats:
 
 
 def _computing(op: Operator, device: Device) -> float:
-    return op.flops / device.peak(op.dtype.value) if op.kind.value in MATRIX_KINDS else 0.0
+    return op.flops / device.peak(op.dtype.value) if op.kind in MATRIX_KINDS else 0.0
 
 
 def link_seconds(works: Sequence[Work], cluster: Cluster) -> Floats:

@@ -23,7 +23,7 @@ from traincast.export.shape import (
     refuse,
     sent_dtype,
 )
-from traincast.graph.optimizers import BYTE_OPTIMIZERS, PAGED_OPTIMIZERS
+from traincast.graph.optimizers import optimizer_called
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "DeepSpeed"
@@ -243,7 +243,7 @@ def _tuning(request: Request, notes: list[str]) -> None:
         if request.strategy.zero == 3:
             notes.append("set bnb_4bit_quant_storage to the dtype of the model, so that ZeRO-3 can shard the weights")
     optimizer = optimizer_of(graph)
-    if optimizer in BYTE_OPTIMIZERS | PAGED_OPTIMIZERS:
+    if not optimizer_called(optimizer).ordinary:
         notes.append(f"pass the optimizer {optimizer} of bitsandbytes to deepspeed.initialize")
 
 

@@ -10,15 +10,14 @@ from importlib import resources
 from typing import Any, Final
 
 from traincast.errors import RequestError, StrategyError
-from traincast.graph import OperatorGraph, Phase
-from traincast.graph.optimizers import BYTE_OPTIMIZERS, PAGED_OPTIMIZERS
+from traincast.graph import OperatorGraph, Phase, shipped
+from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import ModelCard, card
 from traincast.strategy import Request, Strategy
 from traincast.strategy.prepare import prepare
 
 DECODERS: Final = frozenset({"gpt", "llama", "mpt", "moe", "deepseek", "gpt-oss"})
 """Families of the zoo whose models are one stack of decoder layers."""
-_VOCABULARY: Final = {"gpt": 50257, "mpt": 50368, "deepseek": 129280, "gpt-oss": 201088}
 _ROUNDED: Final = 0.02
 """Relative difference allowed: published numbers of parameters are rounded, and exclude position embeddings."""
 _PLAIN_FFN: Final = frozenset({"gpt", "mpt"})
@@ -78,31 +77,32 @@ def family_of(name: str) -> str:
 
 def decoder_from(known: ModelCard, seq: int) -> Decoder:
     """Return the dimensions of a decoder's card, with the defaults of its family, for ``seq`` tokens per sample."""
-    given = dict(known.parameters)
+    given = {**shipped.defaults_of(known.family), **known.parameters}
     family, hidden, heads = known.family, int(given["hidden"]), int(given["heads"])
     ffn = 4 * hidden if family in _PLAIN_FFN else -(-8 * hidden // 3 // 256) * 256
-    expert_ffn = int(given.get("expert_ffn") or (hidden if family == "gpt-oss" else 0))
-    shared = int(given.get("shared_experts", 1 if family == "deepseek" else 0)) * expert_ffn
+    experts = int(given.get("experts", 0))
+    expert_ffn = int(given.get("expert_ffn") or (hidden if experts else 0))
+    shared = int(given.get("shared_experts", 0)) * expert_ffn
     return Decoder(
         family=family,
         layers=int(given["layers"]),
         hidden=hidden,
         heads=heads,
         kv_heads=int(given.get("kv_heads") or heads),
-        head_dim=int(given.get("head_dim") or (64 if family == "gpt-oss" else hidden // heads)),
+        head_dim=int(given.get("head_dim") or hidden // heads),
         ffn=int(given.get("ffn") or ffn),
-        vocab=int(given.get("vocab") or _VOCABULARY.get(family, 32000)),
+        vocab=int(given["vocab"]),
         seq=seq,
-        experts=int(given.get("experts", 0)),
-        top_k=int(given.get("top_k", 4 if family == "gpt-oss" else 0)),
+        experts=experts,
+        top_k=int(given.get("top_k", 0)),
         expert_ffn=expert_ffn,
         shared_ffn=int(given.get("shared_ffn", 0)) or shared,
-        first_dense=int(given.get("first_dense", 1 if family == "deepseek" else 0)),
-        tied=bool(given.get("tied", family in _PLAIN_FFN)),
+        first_dense=int(given.get("first_dense", 0)),
+        tied=bool(given.get("tied", False)),
         rotary_base=int(_setting("rotary_base", known.name)),
         rope_scaling=_setting("rope_scaling", known.name),
         norm_epsilon=_setting("norm_epsilon", known.name),
-        other=given,
+        other=dict(known.parameters),
     )
 
 
@@ -189,7 +189,7 @@ def check_full_training(framework: str, graph: OperatorGraph) -> None:
     if tuning:
         raise refuse(framework, str(tuning), "it has no setting for it; use deepspeed, whose models are your own code")
     optimizer = optimizer_of(graph)
-    if optimizer in BYTE_OPTIMIZERS | PAGED_OPTIMIZERS:
+    if not optimizer_called(optimizer).ordinary:
         raise refuse(framework, f"optimizer {optimizer}", "it has no such optimizer; use deepspeed with your own code")
 
 

@@ -28,7 +28,7 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "traincast"
 
 
-CAPTURING: Final = ("capture", "files", "operator", "scan_amount", "tensor", "work_amount")
+CAPTURING: Final = ("capture", "files", "operator", "optimizers", "scan_amount", "tensor", "vocabulary", "work_amount")
 """What determines a captured graph besides the code that builds its module: names below ``traincast.graph``."""
 
 

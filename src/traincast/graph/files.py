@@ -13,8 +13,9 @@ from msgspec import Meta
 
 from traincast.errors import FileFormatError
 from traincast.files import write_json
-from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase
 from traincast.schema import convert
 
 FORMAT: Final = "traincast-graph"

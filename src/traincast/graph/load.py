@@ -153,7 +153,7 @@ def load_transformers(
 
 
 def _untraceable(model_type: str, error: CaptureError) -> CaptureError:
-    """Why a model of ``transformers`` cannot be traced with the inputs that its configuration tells of."""
+    """The error for a model of ``transformers`` that cannot be traced with the inputs made from its configuration."""
     failure = error.__cause__
     if failure is None:
         return error

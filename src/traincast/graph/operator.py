@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeAlias
 
-from traincast.graph import work_amount
+from traincast.errors import UnknownNameError
+from traincast.graph.optimizers import OPTIMIZERS
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase, Scalar, is_backward
+from traincast.graph.work_amount import bytes_read, bytes_written, flops
 
-Scalar: TypeAlias = int | float | str | bool
 NO_ATTRIBUTES: Mapping[str, Scalar] = MappingProxyType({})
-
-
-class Phase(enum.Enum):
-    """When in a step an operator runs."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-
-    __hash__ = object.__hash__  # members are unique: no need to hash their names
-
-
-class OpKind(enum.Enum):
-    """What an operator does to the hardware: operators of a kind share one cost formula."""
-
-    GEMM = "gemm"  # out[m, n] = a[m, k] · b[k, n]
-    BATCHED_GEMM = "batched_gemm"  # the same, `b` times
-    GROUPED_GEMM = "grouped_gemm"  # one GEMM per expert, rows shared out among them
-    ATTENTION = "attention"  # fused softmax(q·kᵀ)·v
-    CONV = "conv"
-    DEPTHWISE_CONV = "depthwise_conv"
-    RNN = "rnn"  # a fused recurrent layer
-    SCAN = "scan"  # a state-space or linear-attention layer, fused in chunks of the sequence
-    BATCH_NORM = "batch_norm"
-    LAYER_NORM = "layer_norm"  # also RMS, group and instance norm
-    SOFTMAX = "softmax"
-    LOSS = "loss"  # softmax cross-entropy and other criteria
-    ACTIVATION = "activation"  # ReLU, GELU, SiLU …
-    ELEMENTWISE = "elementwise"
-    DROPOUT = "dropout"
-    POOL = "pool"
-    REDUCTION = "reduction"
-    EMBEDDING = "embedding"
-    GATHER = "gather"  # index, scatter, sort, top-k
-    COPY = "copy"  # concat, transpose, cast, pad, fill
-    RESIZE = "resize"  # up-sampling
-    OPTIMIZER = "optimizer"
-
-    __hash__ = object.__hash__  # members are unique: no need to hash their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +35,24 @@ class Operator:
     attributes: Mapping[str, Scalar] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
 
     @property
+    def is_gradient(self) -> bool:
+        """Whether it is the gradient of another operator, by its name."""
+        return is_backward(self.name)
+
+    @property
     def flops(self) -> float:
         """Floating-point operations (a multiply-add counts two)."""
-        return work_amount.flops(self)
+        return flops(self)
 
     @property
     def bytes_read(self) -> float:
         """Bytes that must be read from device memory."""
-        return work_amount.bytes_read(self)
+        return bytes_read(self)
 
     @property
     def bytes_written(self) -> float:
         """Bytes that must be written to device memory."""
-        return work_amount.bytes_written(self)
+        return bytes_written(self)
 
     @property
     def nbytes(self) -> float:
@@ -202,3 +168,17 @@ class OperatorGraph:
     def flops(self, phase: Phase | None = None) -> float:
         """FLOPs for one sample, of one phase or of all."""
         return sum(op.flops * count for op, count in self if phase is None or op.phase is phase)
+
+    def with_optimizer(self, name: str) -> OperatorGraph:
+        """The same graph, its weights updated by the optimizer ``name``; raises :class:`UnknownNameError`."""
+        if name not in OPTIMIZERS:
+            raise UnknownNameError("optimizer", name, OPTIMIZERS)
+        states = OPTIMIZERS[name].states
+
+        def changed(op: Operator) -> Operator:
+            if op.phase is not Phase.OPTIMIZER:
+                return op
+            weight = op.parameters[0]
+            return replace(op, name=name, inputs=(weight,) * (2 + states), outputs=(weight,) * (1 + states))
+
+        return replace(self, operators=tuple(map(changed, self.operators)))

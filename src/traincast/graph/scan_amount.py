@@ -14,10 +14,9 @@ computes what forward did not keep a second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from traincast.graph.operator import Operator
+from traincast.graph.vocabulary import Sized
 
 _FP32: Final = 4.0
 _HALF: Final = 2.0
@@ -34,7 +33,7 @@ class ScanAmount(NamedTuple):
     inner_bytes: float
 
 
-def _ssd(op: Operator) -> ScanAmount:
+def _ssd(op: Sized) -> ScanAmount:
     x, _, b = (t.shape for t in op.inputs[_first(op) : _first(op) + 3])
     batch, heads, seq, width = x
     groups, state = b[1], b[3]
@@ -49,7 +48,7 @@ def _ssd(op: Operator) -> ScanAmount:
     return ScanAmount(flops, scores + states, inner)
 
 
-def _delta(op: Operator) -> ScanAmount:
+def _delta(op: Sized) -> ScanAmount:
     _, k, v = (t.shape for t in op.inputs[_first(op) : _first(op) + 3])
     batch, heads, seq, wide = v
     narrow = k[3]
@@ -63,13 +62,13 @@ def _delta(op: Operator) -> ScanAmount:
     return ScanAmount(inside + states, repeated, inner)
 
 
-def _selective(op: Operator) -> ScanAmount:
+def _selective(op: Sized) -> ScanAmount:
     x, b = op.inputs[_first(op)].shape, op.inputs[_first(op) + 2].shape
     flops = _SELECTIVE_FLOPS * x[0] * x[1] * x[2] * b[2]
     return ScanAmount(flops, (_SELECTIVE_BACKWARD - 2.0) * flops, 0.0)
 
 
-_AMOUNTS: Final[Mapping[str, Callable[[Operator], ScanAmount]]] = {
+_AMOUNTS: Final[Mapping[str, Callable[[Sized], ScanAmount]]] = {
     "ssd_scan": _ssd,
     "gated_delta_rule": _delta,
     "selective_scan": _selective,
@@ -78,25 +77,25 @@ WITHOUT_PRODUCTS: Final = frozenset({"selective_scan", "selective_scan_backward"
 """Scans that tensor cores cannot help."""
 
 
-def _first(op: Operator) -> int:
-    return 1 if op.name.endswith("_backward") else 0
+def _first(op: Sized) -> int:
+    return 1 if op.is_gradient else 0
 
 
-def _amount(op: Operator) -> ScanAmount:
+def _amount(op: Sized) -> ScanAmount:
     return _AMOUNTS[op.name.removesuffix("_backward")](op)
 
 
-def scan_flops(op: Operator) -> float:
+def scan_flops(op: Sized) -> float:
     """Floating-point operations of a scan."""
     amount = _amount(op)
     return 2.0 * amount.flops + amount.again if _first(op) else amount.flops
 
 
-def scan_model_flops(op: Operator) -> float:
+def scan_model_flops(op: Sized) -> float:
     """FLOPs of a scan without those that backward repeats."""
     return _amount(op).flops * (2.0 if _first(op) else 1.0)
 
 
-def scan_inner_bytes(op: Operator) -> float:
+def scan_inner_bytes(op: Sized) -> float:
     """Bytes that the kernels of a scan write for one another and read again; backward moves those of forward too."""
     return _amount(op).inner_bytes * (3.0 if _first(op) else 1.0)

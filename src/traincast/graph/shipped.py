@@ -94,6 +94,11 @@ def index() -> Index:
     return Index(code="", source="", torch=made["torch"], defaults={}, graphs={}, parameters={}, stacks={})
 
 
+def defaults_of(family: str) -> Mapping[str, Any]:
+    """The default dimensions of ``family``: those of the index, or of its builder if the index is stale."""
+    return index().defaults.get(family) or zoo.defaults_of(family)
+
+
 def is_other_code(code: str, source: str) -> bool:
     """Whether graphs captured by ``code``, whose files had the digest ``source``, were captured by other code."""
     return source != source_digest().hex() and code != code_digest().hex()

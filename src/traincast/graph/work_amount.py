@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Final
 
+from traincast.graph.optimizers import optimizer_called
 from traincast.graph.scan_amount import scan_flops, scan_inner_bytes, scan_model_flops
-
-if TYPE_CHECKING:
-    from traincast.graph.operator import Operator
+from traincast.graph.vocabulary import MATRIX_KINDS, WRITES_ONLY, OpKind, Phase, Sized
 
 
-def gemm_dims(op: Operator) -> tuple[int, int, int, int]:
+def gemm_dims(op: Sized) -> tuple[int, int, int, int]:
     """``(b, m, n, k)`` of a GEMM kind: ``b`` products of [m, k] by [k, n]."""
     a, b = op.inputs[0].shape, op.inputs[1].shape
     if len(b) == 1:  # a matrix times a vector
@@ -24,7 +23,7 @@ def gemm_dims(op: Operator) -> tuple[int, int, int, int]:
     return math.prod(a[:-2]), a[-2], b[-1], a[-1]
 
 
-def grouped_gemm_dims(op: Operator) -> tuple[int, int, int, int]:
+def grouped_gemm_dims(op: Sized) -> tuple[int, int, int, int]:
     """``(experts, rows, n, k)`` of a grouped GEMM: ``rows`` in all, shared out among the experts.
 
     Forward has inputs [rows, k] and [experts, k, n]; the gradient of the weights has [rows, k] and
@@ -37,13 +36,13 @@ def grouped_gemm_dims(op: Operator) -> tuple[int, int, int, int]:
     return experts, a[-2], b[-1], a[-1]
 
 
-def attention_dims(op: Operator) -> tuple[int, int, int, int, int, int]:
+def attention_dims(op: Sized) -> tuple[int, int, int, int, int, int]:
     """``(batch, heads, queries, keys, head dim of q and k, head dim of v)`` of an attention."""
     q, k, v = (t.shape for t in op.inputs[-3:])
     return q[0], q[1], q[2], k[2], q[3], v[3]
 
 
-def attention_fraction(op: Operator) -> float:
+def attention_fraction(op: Sized) -> float:
     """Share of the score matrix that is computed; causal and sliding-window masks skip the rest.
 
     Without a causal mask, half of a window lies on either side of a query.
@@ -58,10 +57,10 @@ def attention_fraction(op: Operator) -> float:
     return (window * queries - window * (window - 1) / 2) / (queries * keys)
 
 
-def conv_macs(op: Operator) -> float:
+def conv_macs(op: Sized) -> float:
     """Multiply-adds of a convolution's forward, from the shapes of its input, weight and output."""
     transposed = bool(op.attributes.get("transposed", False))
-    if op.name.endswith("backward"):
+    if op.is_gradient:
         grad, data, weight = op.inputs[0].shape, op.inputs[1].shape, op.inputs[2].shape
     else:
         data, weight = op.inputs[0].shape, op.inputs[1].shape
@@ -70,38 +69,38 @@ def conv_macs(op: Operator) -> float:
     return float(grad[0]) * spatial * math.prod(weight)
 
 
-def _gemm(op: Operator) -> float:
+def _gemm(op: Sized) -> float:
     b, m, n, k = gemm_dims(op)
     return 2.0 * b * m * n * k
 
 
-def _grouped_gemm(op: Operator) -> float:
+def _grouped_gemm(op: Sized) -> float:
     _, rows, n, k = grouped_gemm_dims(op)
     return 2.0 * rows * n * k
 
 
-def _attention(op: Operator) -> float:
+def _attention(op: Sized) -> float:
     b, h, sq, sk, dq, dv = attention_dims(op)
     forward = 2.0 * b * h * sq * sk * (dq + dv) * attention_fraction(op)
     # Backward recomputes the scores and makes four more products: 2.5 times the forward.
-    return 2.5 * forward if op.name.endswith("backward") else forward
+    return 2.5 * forward if op.is_gradient else forward
 
 
-def _conv(op: Operator) -> float:
+def _conv(op: Sized) -> float:
     per_product = 2.0 * conv_macs(op)
     return per_product * float(op.attributes.get("products", 1))
 
 
-def _rnn(op: Operator) -> float:
+def _rnn(op: Sized) -> float:
     """Every step of every sequence multiplies by the input and the recurrent weights; backward does so twice."""
     data, input_weights, recurrent_weights = op.inputs[:3]
     steps = data.numel / data.shape[-1]
     forward = 2.0 * steps * (input_weights.numel + recurrent_weights.numel)
-    return 2.0 * forward if op.name.endswith("backward") else forward
+    return 2.0 * forward if op.is_gradient else forward
 
 
-def _per_element(factor: float) -> Callable[[Operator], float]:
-    def amount(op: Operator) -> float:
+def _per_element(factor: float) -> Callable[[Sized], float]:
+    def amount(op: Sized) -> float:
         tensors = (*op.outputs, *op.inputs)
         return factor * max((t.numel for t in tensors if t.dtype.is_floating), default=0)
 
@@ -111,92 +110,86 @@ def _per_element(factor: float) -> Callable[[Operator], float]:
 _one_each = _per_element(1.0)
 
 
-def _elementwise(op: Operator) -> float:
+def _elementwise(op: Sized) -> float:
     """One FLOP per element; a short convolution over the past has a multiply-add per tap."""
     if op.name.startswith("causal_conv1d"):
         taps = op.inputs[-2].shape[-1]
-        return 2.0 * taps * op.inputs[0].numel * (2.0 if op.name.endswith("backward") else 1.0)
+        return 2.0 * taps * op.inputs[0].numel * (2.0 if op.is_gradient else 1.0)
     return _one_each(op)
 
 
-def _none(op: Operator) -> float:
+def _update(op: Sized) -> float:
+    """FLOPs per weight by the optimizer; the weights are the largest tensor."""
+    return optimizer_called(op.name).flops * _one_each(op)
+
+
+def _none(op: Sized) -> float:
     return 0.0
 
 
-_FLOPS: dict[str, Callable[[Operator], float]] = {
-    "gemm": _gemm,
-    "batched_gemm": _gemm,
-    "grouped_gemm": _grouped_gemm,
-    "attention": _attention,
-    "conv": _conv,
-    "depthwise_conv": _conv,
-    "rnn": _rnn,
-    "batch_norm": _per_element(5.0),
-    "layer_norm": _per_element(5.0),
-    "softmax": _per_element(5.0),
-    "loss": _per_element(5.0),
-    "activation": _per_element(1.0),
-    "elementwise": _elementwise,
-    "scan": scan_flops,
-    "dropout": _per_element(2.0),
-    "pool": _per_element(1.0),
-    "reduction": _per_element(1.0),
-    "embedding": _none,
-    "gather": _none,
-    "copy": _none,
-    "resize": _per_element(4.0),
-    "optimizer": _per_element(12.0),
+_FLOPS: Final[dict[OpKind, Callable[[Sized], float]]] = {
+    OpKind.GEMM: _gemm,
+    OpKind.BATCHED_GEMM: _gemm,
+    OpKind.GROUPED_GEMM: _grouped_gemm,
+    OpKind.ATTENTION: _attention,
+    OpKind.CONV: _conv,
+    OpKind.DEPTHWISE_CONV: _conv,
+    OpKind.RNN: _rnn,
+    OpKind.BATCH_NORM: _per_element(5.0),
+    OpKind.LAYER_NORM: _per_element(5.0),
+    OpKind.SOFTMAX: _per_element(5.0),
+    OpKind.LOSS: _per_element(5.0),
+    OpKind.ACTIVATION: _per_element(1.0),
+    OpKind.ELEMENTWISE: _elementwise,
+    OpKind.SCAN: scan_flops,
+    OpKind.DROPOUT: _per_element(2.0),
+    OpKind.POOL: _per_element(1.0),
+    OpKind.REDUCTION: _per_element(1.0),
+    OpKind.EMBEDDING: _none,
+    OpKind.GATHER: _none,
+    OpKind.COPY: _none,
+    OpKind.RESIZE: _per_element(4.0),
+    OpKind.OPTIMIZER: _update,
 }
 
 
-def flops(op: Operator) -> float:
+def flops(op: Sized) -> float:
     """Floating-point operations of ``op``."""
-    return _FLOPS[op.kind.value](op)
+    return _FLOPS[op.kind](op)
 
 
-def model_flops(op: Operator) -> float:
+def model_flops(op: Sized) -> float:
     """FLOPs of ``op`` that count towards MFU: those of the model's products, without recomputation.
 
     A fused attention computes its scores a second time in backward: five products for the four that the gradients are.
     """
-    if op.kind.value not in MATRIX_KINDS or op.phase.value == "optimizer":
+    if op.kind not in MATRIX_KINDS or op.phase is Phase.OPTIMIZER:
         return 0.0
-    if op.kind.value == "attention" and op.name.endswith("backward"):
+    if op.kind is OpKind.ATTENTION and op.is_gradient:
         return flops(op) * 4 / 5
-    if op.kind.value == "scan":
+    if op.kind is OpKind.SCAN:
         return scan_model_flops(op)
     return flops(op)
 
 
-MATRIX_KINDS = frozenset({"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn", "scan"})
-"""Kinds whose FLOPs count towards model FLOPs (MFU): the products, not the point-wise rest."""
-
-
-WRITES_ONLY = frozenset(
-    "zero_ fill_ fill zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full "
-    "uniform_ normal_ exponential_ random_ bernoulli_".split()
-)
-"""Operators that fill a tensor: of their inputs they need the shape."""
-
-
-def bytes_read(op: Operator) -> float:
+def bytes_read(op: Sized) -> float:
     """Bytes ``op`` must read; ``distinct`` is the share of its inputs that is neither expanded nor given twice."""
-    if op.kind.value == "embedding" and op.phase.value == "forward":
+    if op.kind is OpKind.EMBEDDING and op.phase is Phase.FORWARD:
         # A look-up reads the rows it returns, not the whole table; a bag reads all rows that it sums up.
         if op.name == "_embedding_bag":
             return sum(t.nbytes for t in op.inputs[1:]) + op.inputs[1].numel * op.outputs[0].shape[-1] * (
                 op.inputs[0].dtype.nbytes
             )
         return op.inputs[-1].nbytes + op.outputs[0].nbytes
-    if op.kind.value == "scan":
+    if op.kind is OpKind.SCAN:
         return sum(t.nbytes for t in op.inputs) + scan_inner_bytes(op)
     if op.name in WRITES_ONLY:
         return 0.0
     return sum(t.nbytes for t in op.inputs) * float(op.attributes.get("distinct", 1.0))
 
 
-def bytes_written(op: Operator) -> float:
+def bytes_written(op: Sized) -> float:
     """Bytes ``op`` must write."""
-    if op.kind.value == "scan":
+    if op.kind is OpKind.SCAN:
         return sum(t.nbytes for t in op.outputs) + scan_inner_bytes(op)
     return sum(t.nbytes for t in op.outputs)

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from traincast.errors import UnknownNameError
 from traincast.graph import DType
-from traincast.graph.optimizers import with_optimizer
 from traincast.graph.zoo.known_models import known_model
 from traincast.measured.dialect import meaning, vocabulary
 from traincast.measured.lengths import batch_lengths, batches_of, varied
@@ -135,7 +134,7 @@ def _reading(row: Row, tuning: Tuning, length: int) -> Reading:
     if name:
         # One kernel updates everything in place
         runtime = runtime.patched(memory={"update_share": 0.0}, kernels={"update_passes": 1})
-        request = replace(request, graph=with_optimizer(request.graph, name))
+        request = replace(request, graph=request.graph.with_optimizer(name))
     request = replace(request, precision=precision, runtime=runtime)
     request = replace(request, strategy=replace(request.strategy, offload=_offload(row, request, assumed)))
     if (

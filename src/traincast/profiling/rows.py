@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from traincast.errors import FileFormatError
-from traincast.estimate.events.keys import NOT_COST
-from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
+from traincast.estimate.events.keys import PHASES, tensors_of, text_of
+from traincast.graph import DType, Operator, OpKind, Scalar, TensorSpec
 from traincast.graph.work_amount import gemm_dims, grouped_gemm_dims
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing
 
@@ -74,9 +74,6 @@ groups ran it at once, and the nodes of the group.
 ISOLATED: Final[Row] = {"beside_compute": False, "concurrent_groups": 1, "node_set": ""}
 """The values of rows of older tables, which lack these columns."""
 
-PHASES: Final[Mapping[Phase, str]] = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
-"""The name of each phase in a table."""
-
 SPLIT: Final = "train"
 """Value of the column ``split``: profiled rows are for training."""
 
@@ -100,43 +97,17 @@ def _plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t.shape, t.dtype) for t in specs)
 
 
-def key_of(operator: Operator) -> str:
-    """A text that is equal for operators of the same kind, name, phase, shapes, dtypes and attributes.
-
-    What does not change the work (:data:`NOT_COST`), such as the class of an operator's module, does not count.
-    """
-    attributes = {name: value for name, value in operator.attributes.items() if name not in NOT_COST}
-    return _json(
-        [
-            operator.kind.value,
-            operator.name,
-            PHASES[operator.phase],
-            _tensors(operator.inputs),
-            _tensors(operator.outputs),
-            attributes,
-        ]
-    )
-
-
 def params_of(operator: Operator) -> str:
     """The rest of ``operator``, beyond the columns ``op``, ``phase`` and ``dtype``, as canonical JSON."""
     params: dict[str, Any] = {
         "name": operator.name,
-        "inputs": _tensors(operator.inputs),
-        "outputs": _tensors(operator.outputs),
+        "inputs": tensors_of(operator.inputs),
+        "outputs": tensors_of(operator.outputs),
         "attributes": dict(operator.attributes),
     }
     if operator.parameters:
-        params["parameters"] = _tensors(operator.parameters)
-    return _json(params)
-
-
-def _tensors(specs: tuple[TensorSpec, ...]) -> list[list[Any]]:
-    return [[list(t.shape), t.dtype.value] for t in specs]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        params["parameters"] = tensors_of(operator.parameters)
+    return text_of(params)
 
 
 def row_of(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
 from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator, OperatorGraph, OpKind
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
@@ -150,7 +150,7 @@ def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float6
 def _products(plan: Plan, seconds: npt.NDArray[np.float64]) -> float:
     spent = plan.work_counts() * seconds
     operators = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
-    products = np.array([isinstance(w, Operator) and w.kind.value in MATRIX_KINDS for w in plan.works], dtype=bool)
+    products = np.array([isinstance(w, Operator) and w.kind in MATRIX_KINDS for w in plan.works], dtype=bool)
     total = float(spent[operators].sum())
     return float(spent[products].sum()) / total if total > 0.0 else 0.0
 

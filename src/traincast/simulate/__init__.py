@@ -1,10 +1,9 @@
 """Simulation: when each task of a plan starts and ends, and plans with one row per rank."""
 
 from traincast.simulate.conditions import under, who_waits
-from traincast.simulate.evaluate import Evaluator
 from traincast.simulate.expand import expand
 from traincast.simulate.servers import ServerRun, simulate_servers
-from traincast.simulate.timeline import Spans, Timeline, busiest_s, interval, simulate
+from traincast.simulate.timeline import Evaluator, Spans, Timeline, busiest_s, interval, simulate
 
 __all__ = [
     "Evaluator",

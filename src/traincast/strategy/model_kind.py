@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-from traincast.graph import OperatorGraph, OpKind
+from traincast.graph import OperatorGraph
+from traincast.graph.vocabulary import CONVOLUTIONS
 
 ModelKind: TypeAlias = Literal["images", "sequences", "tables"]
 
@@ -29,7 +30,7 @@ def model_kind(graph: OperatorGraph) -> ModelKind:
         for op in (graph.operators[i] for i in block.forward):
             flops = op.flops * block.count
             total += flops
-            if op.kind in (OpKind.CONV, OpKind.DEPTHWISE_CONV) and len(op.inputs[1].shape) >= _PLANE:
+            if op.kind in CONVOLUTIONS and len(op.inputs[1].shape) >= _PLANE:
                 images += flops
     if images > _MOSTLY * total:
         return "images"

@@ -130,7 +130,9 @@ def cost_model_of(run: Path, record: RunFolder, *, events: Path | None) -> tuple
         return None, None
     from traincast.estimate.events.model import EventsCostModel, read_events
 
-    return chosen, EventsCostModel(read_events(chosen), default_cost_model(load_runtime(record.runtime).kernels))
+    return chosen, EventsCostModel(
+        read_events(chosen), default_cost_model(load_runtime(record.runtime).kernels.measured_with)
+    )
 
 
 def _from_first_forward(spans: ActivitySpans) -> ActivitySpans:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from traincast import files
 from traincast.estimate.events.file import Row, contents_of
 from traincast.estimate.events.keys import P2P
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import (
     card_of,
     emulated_interference,
@@ -27,7 +28,7 @@ from traincast.profiling.events.measure import (
     measure_events,
     row_of_message,
 )
-from traincast.profiling.events.request import EventsRequest, Message, NeededWorks, messages_of, needed_works
+from traincast.profiling.events.request import Message, NeededWorks, messages_of, needed_works
 from traincast.profiling.timing import disturbed
 from traincast.testbed.network import loopback, shaped
 from traincast.testbed.request import LOOPBACK, RunRequest
@@ -47,7 +48,7 @@ STATISTIC: Final = (
 class RunEvents:
     """What to measure between the steps of a run; ``messages`` are the collectives and messages of its plan."""
 
-    asked: EventsRequest
+    asked: EventsAsk
     needed: NeededWorks
     messages: tuple[Message, ...]
 
@@ -56,9 +57,9 @@ class RunEvents:
         return json.dumps({"asked": asdict(self.asked), "messages": [asdict(message) for message in self.messages]})
 
 
-def request_of(request: RunRequest, cluster: Path) -> EventsRequest:
+def request_of(request: RunRequest, cluster: Path) -> EventsAsk:
     """Return the request for the events of a run on the cluster in a file."""
-    return EventsRequest(
+    return EventsAsk(
         model=request.model,
         cluster=str(cluster),
         strategy=request.strategy,

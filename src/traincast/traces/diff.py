@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from traincast.graph.operator import Phase
+from traincast.graph.vocabulary import Phase
 from traincast.pages import page_text
 from traincast.simulate import Timeline
 from traincast.strategy.plan import Category, Stream

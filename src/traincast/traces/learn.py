@@ -22,11 +22,10 @@ from traincast.estimate import EventsCostModel, learned_cost_model
 from traincast.estimate.events.file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
 from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
 from traincast.estimate.events.model import PURPOSES, events_of
-from traincast.estimate.events.near import PRODUCTS
 from traincast.files import write_folder
-from traincast.graph.capture.aten import KIND_OF
-from traincast.graph.operator import Operator, Phase
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType
+from traincast.graph.vocabulary import PRODUCTS, Phase, kind_of
 from traincast.traces.changes.scaling import operators_of
 from traincast.traces.files.kineto import Kind
 from traincast.traces.files.trace import ProfilerTrace
@@ -270,7 +269,7 @@ def _described(
         return None
     while event >= 0:
         name = trace.name_of(event).removeprefix("aten::")
-        operator = host_operator(name, trace.shape_of(event), phase) if name in KIND_OF else None
+        operator = host_operator(name, trace.shape_of(event), phase) if kind_of(name) else None
         if operator is not None:
             return event, operator
         event = int(around.parent[event])

@@ -17,7 +17,7 @@ from traincast.measured.calibrations import calibrated_by, may_have_seen, with_c
 from traincast.measured.dialect import Dialect
 from traincast.measured.table import completed, failed_otherwise, rows_of
 from traincast.strategy.memory.fits import at_share, factor
-from traincast.strategy.memory.shown import reported
+from traincast.strategy.memory.peak import reported
 from traincast.tables import Row, RowError
 from traincast.validating.outcome import RowOutcome, RowValidation
 

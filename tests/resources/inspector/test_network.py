@@ -89,6 +89,7 @@ def test_padding_changes_nothing(toy_examples: RunExamples) -> None:
     assert padded.detach().numpy() == pytest.approx(alone.detach().numpy(), abs=1e-5)
 
 
+@pytest.mark.long(guard="resources/inspector/test_fit.py::test_a_fit_is_judged_on_families_it_did_not_see")
 def test_training_learns_and_repeats_exactly(toy_examples: RunExamples) -> None:
     config = InspectorTraining(epochs=60, batch=16, seed=3)
     made = train(toy_examples, shape=default_shape(hidden=24), config=config)

@@ -9,6 +9,7 @@ from traincast.graph import Operator, Phase, TensorSpec
 from traincast.work import Collective, Transfer
 
 PHASES: Final = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
+"""The name of each phase in a table."""
 NOT_COST: Final = frozenset({"module", "unknown", "fused", "distinct"})
 """Attributes of an operator that a run of it cannot tell apart."""
 P2P: Final = "p2p"
@@ -23,8 +24,8 @@ def operator_key(operator: Operator) -> str:
             operator.kind.value,
             operator.name,
             PHASES[operator.phase],
-            _tensors(operator.inputs),
-            _tensors(operator.outputs),
+            tensors_of(operator.inputs),
+            tensors_of(operator.outputs),
             attributes,
         ]
     )
@@ -50,5 +51,6 @@ def text_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _tensors(specs: tuple[TensorSpec, ...]) -> list[list[Any]]:
+def tensors_of(specs: tuple[TensorSpec, ...]) -> list[list[Any]]:
+    """Return tensors as a row states them: a shape and a dtype each."""
     return [[list(spec.shape), spec.dtype.value] for spec in specs]

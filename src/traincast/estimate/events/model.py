@@ -16,9 +16,10 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.events.file import REAL, EventsCard, Row, read_card, read_rows
 from traincast.estimate.events.keys import name_of, operator_key, text_of, update_key
 from traincast.estimate.events.laws import GLOO_LAWS, LAWS, MeasuredCurve
-from traincast.estimate.events.near import PRODUCTS, Anchor, NearbyOperators, anchor_of
+from traincast.estimate.events.near import Anchor, NearbyOperators, anchor_of
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import DType, Operator, OpKind
+from traincast.graph.vocabulary import PRODUCTS
 from traincast.work import Collective, Launch, Transfer, Work
 
 MEASURED: Final = SOURCES.index("measured")

@@ -32,14 +32,11 @@ from traincast.estimate.events.keys import PHASES
 from traincast.estimate.protocol import CostModel
 from traincast.graph import Operator, OpKind, TensorSpec
 from traincast.graph.tensor import DType
+from traincast.graph.vocabulary import PRODUCTS, spelled
 
 Floats = npt.NDArray[np.float64]
 Shapes = tuple[tuple[int, ...], ...]
 
-PRODUCTS: Final = frozenset(
-    {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.ATTENTION, OpKind.CONV, OpKind.DEPTHWISE_CONV,
-     OpKind.RNN}
-)  # fmt: skip
 _LEAST: Final = 8
 """Measured operators from which their least time, or their ratios to estimates, say something about others."""
 _NEAR: Final = 1.5
@@ -51,24 +48,6 @@ _ANYWAY: Final = 0.06
 _OTHERS: Final = 0.5
 """Half widths of the 90 % interval, in logarithms: per doubling of the size, at least, and by class alone."""
 _PHASES: Final = {text: phase for phase, text in PHASES.items()}
-_SPELLINGS: Final = {
-    "_convolution": "convolution",
-    "mkldnn_convolution": "convolution",
-    "cudnn_convolution": "convolution",
-    "miopen_convolution": "convolution",
-    "cudnn_batch_norm": "native_batch_norm",
-    "miopen_batch_norm": "native_batch_norm",
-    "_native_batch_norm_legit": "native_batch_norm",
-    "_batch_norm_with_update": "native_batch_norm",
-    "cudnn_batch_norm_backward": "native_batch_norm_backward",
-    "miopen_batch_norm_backward": "native_batch_norm_backward",
-    "batch_norm_backward": "native_batch_norm_backward",
-    "dropout": "native_dropout",
-    "clamp_min": "relu",
-    "max_pool2d": "max_pool2d_with_indices",
-    "adaptive_avg_pool2d": "mean",
-    "_unsafe_index": "index",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +261,8 @@ def _family(operator: Operator) -> tuple[Any, ...]:
 
 def _spelt(operator: Operator) -> str:
     if operator.kind is OpKind.ATTENTION:
-        return "attention_backward" if operator.name.endswith("backward") else "attention"
-    bare = operator.name.removesuffix("_")  # in place or not, it reads and writes the same
-    return _SPELLINGS.get(bare, bare)
+        return "attention_backward" if operator.is_gradient else "attention"
+    return spelled(operator.name)
 
 
 def _main(operator: Operator) -> Shapes:

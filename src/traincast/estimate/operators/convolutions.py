@@ -74,7 +74,7 @@ def convolution_law(op: Operator, *, graphics: bool, dtype: str = "") -> Convolu
 
     ``graphics`` is false on what is not a GPU.
     """
-    backward, dtype = op.name.endswith("backward"), dtype or op.inputs[0].dtype.value
+    backward, dtype = op.is_gradient, dtype or op.inputs[0].dtype.value
     weight = op.inputs[2 if backward else 1].shape
     products = _conv_products(op, narrow=dtype not in ("fp32", "fp64"))
     plain = math.prod(weight[2:]) == 1  # a product of matrices, with nothing to gather
@@ -102,7 +102,7 @@ def depthwise_s(op: Operator, device: Device, *, graphics: bool) -> float:
     """Return the seconds in which the instructions of a depthwise convolution, or of its gradients, are issued."""
     peak = device.peak("fp32")
     moving = op.nbytes / (DEPTHWISE_BYTES[op.phase is Phase.BACKWARD] * peak)
-    window = op.inputs[2 if op.name.endswith("backward") else 1].shape[2:]
+    window = op.inputs[2 if op.is_gradient else 1].shape[2:]
     if max(window, default=1) <= UNROLLED_SIDE or not graphics:
         return moving
     return max(moving, op.flops / (WINDOW_FLOP_SHARE * peak))
@@ -124,7 +124,7 @@ def _conv_products(op: Operator, *, narrow: bool) -> list[tuple[float, ...]]:
     Implicit GEMM (Chetlur et al., "cuDNN", 2014): forward multiplies [batch · positions, channels · window]
     by the weight, once per group of channels; both gradients are products of the same three sizes.
     """
-    backward = op.name.endswith("backward")
+    backward = op.is_gradient
     data, weight = (op.inputs[1 if backward else 0].shape, op.inputs[2 if backward else 1].shape)
     result = op.inputs[0].shape if backward else op.outputs[0].shape
     transposed = bool(op.attributes.get("transposed", False))

@@ -192,7 +192,7 @@ def _conv_features(s: Floats, rates: Rates) -> list[Floats]:
 
 def _sizes_of_conv(op: Operator) -> tuple[float, ...]:
     """The sizes of the forward; a captured gradient has the gradient of the output, the input and the weight."""
-    if op.name.endswith("backward"):
+    if op.is_gradient:
         y, x, w = (tensor.shape for tensor in op.inputs[:3])
     else:
         x, w, y = op.inputs[0].shape, op.inputs[1].shape, op.outputs[0].shape

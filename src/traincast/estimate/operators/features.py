@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from traincast.estimate.operators.families import FAMILIES, Floats, Rates, fill, log2
 from traincast.graph import DType, Operator, OpKind, Phase
+from traincast.graph.vocabulary import PRODUCTS
 from traincast.graph.work_amount import attention_dims
 
 Features32: TypeAlias = npt.NDArray[np.float32]
@@ -175,15 +176,14 @@ def _tiles(
     return result
 
 
-_FAMILY_OF_KIND: Final = {
+_FAMILY_OF_FORMULA: Final = {
     OpKind.GEMM: "product",
-    OpKind.BATCHED_GEMM: "product",
     OpKind.GROUPED_GEMM: "grouped",
     OpKind.ATTENTION: "attention",
     OpKind.CONV: "conv",
-    OpKind.DEPTHWISE_CONV: "conv",
     OpKind.RNN: "recurrent",
 }
+_FAMILY_OF_KIND: Final = {kind: _FAMILY_OF_FORMULA[kind.formula] for kind in PRODUCTS}
 
 
 def family_of(op: Operator) -> str | None:
@@ -197,7 +197,7 @@ def family_of(op: Operator) -> str | None:
     if op.kind is OpKind.SCAN:
         return None
     family = _FAMILY_OF_KIND.get(op.kind, "traffic")
-    needs = {"conv": 3 if op.name.endswith("backward") else 2, "recurrent": 3}.get(family, 0)
+    needs = {"conv": 3 if op.is_gradient else 2, "recurrent": 3}.get(family, 0)
     if len(op.inputs) < needs or (family == "conv" and op.attributes.get("transposed", False)):
         return None
     return family

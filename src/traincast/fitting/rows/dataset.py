@@ -376,7 +376,7 @@ def _operators(
             operators.append(operator_of(RowConfig(op, phase, dtype, b, m, n, k, params)))
             reasons.append(None)
         except RowError as error:
-            operators.append(_STAND_IN)
+            operators.append(_PLACEHOLDER)
             reasons.append(str(error))
     return operators, reasons
 
@@ -389,7 +389,7 @@ def _whole(value: float) -> Any:
 
 
 _CONFIG_TEXTS: Final = ("op", "phase", "dtype", "params")
-_STAND_IN: Final = operator_of(RowConfig("gemm", "fwd", "fp32", 1, 1, 1, 1))
+_PLACEHOLDER: Final = operator_of(RowConfig("gemm", "fwd", "fp32", 1, 1, 1, 1))
 
 
 def _keys(operators: Sequence[Operator]) -> Hashes:

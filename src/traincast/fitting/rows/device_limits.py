@@ -11,8 +11,8 @@ import numpy.typing as npt
 from traincast.cluster import Device
 from traincast.cluster.match import own_name
 from traincast.fitting.rows.parts import parts_of
-from traincast.graph import DType, Operator, OpKind
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph import DType, Operator
+from traincast.graph.vocabulary import CONVOLUTIONS, MATRIX_KINDS
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -25,7 +25,6 @@ DERIVED: Final = "measured"
 
 DTYPE_CODE: Final = {dtype: code for code, dtype in enumerate(DType)}
 """The column of each dtype in the rates of :func:`limits_of`."""
-_CONVOLUTIONS: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV})
 
 
 class MeasuredRates(NamedTuple):
@@ -70,9 +69,9 @@ def amounts_of(operators: Sequence[Operator]) -> tuple[Floats, Floats]:
     flops, nbytes = np.zeros(len(operators)), np.zeros(len(operators))
     for i, op in enumerate(operators):
         for part in parts_of(op):
-            if part.kind.value not in MATRIX_KINDS:
+            if part.kind not in MATRIX_KINDS:
                 nbytes[i] += part.nbytes
-            elif part.kind in _CONVOLUTIONS:
+            elif part.kind in CONVOLUTIONS:
                 flops[i] += part.flops / WINOGRAD_FACTOR
             else:
                 flops[i] += part.flops

@@ -35,6 +35,7 @@ from traincast.fitting.rows.values import (
 )
 from traincast.graph import DType, Operator, OpKind, TensorSpec
 from traincast.graph.operator import NO_ATTRIBUTES
+from traincast.graph.vocabulary import POINTWISE, kind_of
 from traincast.tables import RowError
 
 NODE: Final = "graph:"
@@ -63,18 +64,15 @@ def _node_tensors(row: ParsedRow) -> tuple[list[TensorSpec], TensorSpec]:
     return specs, tensor(row.dtype, *(size_of(x, "a dim") for x in out))
 
 
-def _node(kind: OpKind) -> Callable[[ParsedRow], Built]:
-    def build(row: ParsedRow) -> Built:
-        inputs, out = _node_tensors(row)
-        return kind, tuple(inputs), (out,), None
-
-    return build
+def _node(row: ParsedRow) -> Built:
+    inputs, out = _node_tensors(row)
+    return tuple(inputs), (out,), None
 
 
 def _node_dropout(row: ParsedRow) -> Built:
     if "-inf-" in str(row.params.get("model", "")):
         raise RowError("dropout does nothing outside training")
-    return _node(OpKind.DROPOUT)(row)
+    return _node(row)
 
 
 def _node_product(row: ParsedRow) -> Built:
@@ -83,7 +81,7 @@ def _node_product(row: ParsedRow) -> Built:
     if len(inputs) != 2 or len(inputs[0].shape) < 3 or len(inputs[1].shape) != len(inputs[0].shape):
         raise RowError("the inputs of the product are not two stacks of matrices")
     a, b = (tensor(t.dtype, math.prod(t.shape[:-2]), *t.shape[-2:]) for t in inputs)
-    return OpKind.BATCHED_GEMM, (a, b), (tensor(out.dtype, a.shape[0], a.shape[1], b.shape[2]),), None
+    return (a, b), (tensor(out.dtype, a.shape[0], a.shape[1], b.shape[2]),), None
 
 
 def _node_linear(row: ParsedRow) -> Built:
@@ -92,30 +90,30 @@ def _node_linear(row: ParsedRow) -> Built:
     x = inputs[1] if len(inputs) == 3 else inputs[0]
     m, k, n = math.prod(x.shape[:-1]), x.shape[-1], out.shape[-1]
     t = row.dtype
-    return OpKind.GEMM, (tensor(t, m, k), tensor(t, k, n)), (tensor(t, m, n),), {"bias": True}
+    return (tensor(t, m, k), tensor(t, k, n)), (tensor(t, m, n),), {"bias": True}
 
 
 def _node_embedding(row: ParsedRow) -> Built:
     """A look-up in a table. A layer does not state the height of the table, which has no effect on the time."""
     inputs, out = _node_tensors(row)
     indices = tensor(DType.INT64, *inputs[0].shape)
-    return OpKind.EMBEDDING, (indices,), (out,), None
+    return (indices,), (out,), None
 
 
 _LINEAR: Final = Operation("gemm_bias", _node_linear, BOTH)
-_NORM: Final = Operation("layernorm", _node(OpKind.LAYER_NORM), BOTH)
+_NORM: Final = Operation("layernorm", _node, BOTH)
 _DROPOUT: Final = Operation("dropout", _node_dropout, BOTH)
 _LOOK_UP: Final = Operation("embedding", _node_embedding, BOTH)
 _NODES: Final[dict[str, Operation]] = {
     "addmm": _LINEAR,
     **dict.fromkeys(("bmm", "matmul"), Operation("bmm", _node_product, BOTH)),
-    **{name: Operation(name, _node(OpKind.ELEMENTWISE), BOTH) for name in ("mul", "pow", "where")},
+    **{name: Operation(name, _node, BOTH) for name in ("mul", "pow", "where")},
     # Their backward passes the gradient on and runs no kernel.
-    **{name: Operation(name, _node(OpKind.ELEMENTWISE), FORWARD) for name in ("add", "sub")},
-    "truediv": Operation("div", _node(OpKind.ELEMENTWISE), BOTH),
-    **dict.fromkeys(("masked_fill", "masked_fill_"), Operation("masked_fill", _node(OpKind.ELEMENTWISE), BOTH)),
-    **{name: Operation(name, _node(OpKind.ACTIVATION), BOTH) for name in ("relu", "gelu", "tanh")},
-    "softmax": Operation("softmax", _node(OpKind.SOFTMAX), BOTH),
+    **{name: Operation(name, _node, FORWARD) for name in ("add", "sub")},
+    "truediv": Operation("div", _node, BOTH),
+    **dict.fromkeys(("masked_fill", "masked_fill_"), Operation("masked_fill", _node, BOTH)),
+    **{name: Operation(name, _node, BOTH) for name in ("relu", "gelu", "tanh")},
+    "softmax": Operation("softmax", _node, BOTH),
     "embedding": _LOOK_UP,
     "dropout": _DROPOUT,
     **dict.fromkeys(
@@ -223,7 +221,11 @@ def operator_of(config: RowConfig) -> Operator:
     if phase not in operation.phases:
         raise RowError(f"{config.op} runs nothing in phase {config.phase!r}")
     row = ParsedRow(config.op, dtype_of(config.dtype), config.b, config.m, config.n, config.k, params)
-    kind, inputs, outputs, attributes = operation.build(row)
+    inputs, outputs, attributes = operation.build(row)
+    kind = kind_of(operation.name, source="table")
+    assert kind is not None, "every operation is in the vocabulary"
+    if kind is OpKind.GEMM and len(inputs[0].shape) > 2:
+        kind = OpKind.BATCHED_GEMM
     return Operator(
         name=f"{operation.name}.{phase}",
         kind=kind,
@@ -266,7 +268,7 @@ def _rows_and_columns(shape: tuple[int, ...]) -> str:
 
 
 _KEY_SIZES: Final[dict[OpKind, Callable[[tuple[int, ...]], str]]] = {
-    **dict.fromkeys((OpKind.ACTIVATION, OpKind.ELEMENTWISE, OpKind.DROPOUT), _elements),
+    **dict.fromkeys(POINTWISE, _elements),
     **dict.fromkeys((OpKind.LAYER_NORM, OpKind.SOFTMAX, OpKind.LOSS, OpKind.EMBEDDING), _rows_and_columns),
 }
 

@@ -18,7 +18,7 @@ from traincast.fitting.rows.values import (
     stated,
     tensor,
 )
-from traincast.graph import DType, OpKind, Scalar, TensorSpec
+from traincast.graph import DType, Scalar, TensorSpec
 from traincast.tables import RowError
 
 
@@ -43,8 +43,8 @@ def _gemm(row: ParsedRow) -> Built:
             attributes["optimizer"] = str(p.get("optimizer") or "none").lower()
     if b > 1 or row.op == "bmm":
         lead = tensor(dtype, b, m, k), tensor(dtype, b, k, n)
-        return OpKind.BATCHED_GEMM, lead, (tensor(out, b, m, n),), attributes
-    return OpKind.GEMM, (tensor(dtype, m, k), tensor(dtype, k, n)), (tensor(out, m, n),), attributes
+        return lead, (tensor(out, b, m, n),), attributes
+    return (tensor(dtype, m, k), tensor(dtype, k, n)), (tensor(out, m, n),), attributes
 
 
 _FULL_WIDTH: Final = frozenset({DType.FP64, DType.FP32, DType.TF32, DType.FP16})
@@ -61,7 +61,7 @@ def _head_product(row: ParsedRow) -> Built:
     lead = b * heads
     m, n, k = (seq, seq, dim) if row.op == "baddbmm" else (seq, dim, seq)
     t = row.dtype
-    return OpKind.BATCHED_GEMM, (tensor(t, lead, m, k), tensor(t, lead, k, n)), (tensor(t, lead, m, n),), None
+    return (tensor(t, lead, m, k), tensor(t, lead, k, n)), (tensor(t, lead, m, n),), None
 
 
 def _grouped_gemm(row: ParsedRow) -> Built:
@@ -77,7 +77,7 @@ def _grouped_gemm(row: ParsedRow) -> Built:
         attributes["main_grad_dtype"] = dtype_of(p["main_grad_dtype"]).value
     out = dtype_of(p["out_dtype"]) if "out_dtype" in p else t
     inputs = tensor(t, groups * m, k), tensor(t, groups, k, n)
-    return OpKind.GROUPED_GEMM, inputs, (tensor(out, groups * m, n),), attributes
+    return inputs, (tensor(out, groups * m, n),), attributes
 
 
 _POWER_LAW: Final = re.compile(r"power_law_(\d+(?:\.\d+)?)")
@@ -110,7 +110,7 @@ def _moe_mlp(row: ParsedRow) -> Built:
         "tp": tp,
         "skew": float(skew.group(1)) if skew else 0.0,
     }
-    return OpKind.GROUPED_GEMM, (x, weight), (x,), attributes
+    return (x, weight), (x,), attributes
 
 
 def _attention(row: ParsedRow) -> Built:
@@ -125,7 +125,7 @@ def _attention(row: ParsedRow) -> Built:
             raise RowError("kv_heads is larger than heads")
     q, kv = tensor(t, batch, heads, seq, dim), tensor(t, batch, kv_heads, seq, dim)
     # ``flash_atten`` does not say so, but with a mask its kernels would reach half the rate of others on one device.
-    return OpKind.ATTENTION, (q, kv, kv), (q,), {"causal": row.op == "flash_attn_causal"}
+    return (q, kv, kv), (q,), {"causal": row.op == "flash_attn_causal"}
 
 
 def _conv2d(row: ParsedRow) -> Built:
@@ -160,7 +160,7 @@ def _conv2d(row: ParsedRow) -> Built:
     attributes["act"] = str(p.get("act") or "none").lower()
     attributes["optimizer"] = str(p.get("optimizer") or "none").lower()
     inputs = tensor(t, batch, c_in, h, w), tensor(t, c_out, c_in, kh, kw)
-    return OpKind.CONV, inputs, (tensor(t, batch, c_out, ho, wo),), attributes
+    return inputs, (tensor(t, batch, c_out, ho, wo),), attributes
 
 
 def _padding(p: Params, name: str) -> int:
@@ -178,7 +178,7 @@ def _rnn(row: ParsedRow) -> Built:
     hidden = stated(p, "Hidden_units", "Hidden_Units")
     x = TensorSpec((stated(p, "Timesteps"), stated(p, "N"), hidden), t, batch_dim=1)
     weight = tensor(t, gates * hidden, hidden)
-    return OpKind.RNN, (x, weight, weight), (x,), {"cell": cell}
+    return (x, weight, weight), (x,), {"cell": cell}
 
 
 _PRODUCTS: Final = frozenset({"fwd", "bwd", "bwd_data", "bwd_weight", "fwd+bwd+update"})

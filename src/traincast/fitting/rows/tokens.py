@@ -16,7 +16,7 @@ from traincast.fitting.rows.values import (
     stated,
     tensor,
 )
-from traincast.graph import DType, OpKind, Scalar
+from traincast.graph import DType, Scalar
 from traincast.tables import RowError
 
 VOCABULARY: Final = 50_257
@@ -42,7 +42,7 @@ def _scores(p: Params) -> tuple[int, ...]:
 
 
 def _each(
-    kind: OpKind, extent: Callable[[Params], tuple[int, ...]], inputs: int = 1, **attributes: Scalar
+    extent: Callable[[Params], tuple[int, ...]], inputs: int = 1, **attributes: Scalar
 ) -> Callable[[ParsedRow], Built]:
     """Return a builder of operators on ``inputs`` tensors of one shape.
 
@@ -53,7 +53,7 @@ def _each(
         p = row.params
         shape = (stated(p, "rows"), stated(p, "cols")) if "rows" in p else extent(p)
         x = tensor(row.dtype, *shape)
-        return kind, (x,) * inputs, (x,), dict(attributes)
+        return (x,) * inputs, (x,), dict(attributes)
 
     return build
 
@@ -64,7 +64,7 @@ def _embedding(row: ParsedRow) -> Built:
     ranks = stated(row.params, "mp")
     indices = tensor(DType.INT64, b, seq)
     table = tensor(row.dtype, _vocabulary_share(ranks), dim)
-    return OpKind.EMBEDDING, (table, indices), (tensor(row.dtype, b, seq, dim),), {"tp": ranks}
+    return (table, indices), (tensor(row.dtype, b, seq, dim),), {"tp": ranks}
 
 
 def _cross_entropy(row: ParsedRow) -> Built:
@@ -72,7 +72,7 @@ def _cross_entropy(row: ParsedRow) -> Built:
     p = row.params
     b, seq, ranks = stated(p, "b"), stated(p, "l"), stated(p, "mp")
     logits = tensor(row.dtype, b, seq, _vocabulary_share(ranks))
-    return OpKind.LOSS, (logits, tensor(DType.INT64, b, seq)), (tensor(row.dtype, b, seq),), {"tp": ranks}
+    return (logits, tensor(DType.INT64, b, seq)), (tensor(row.dtype, b, seq),), {"tp": ranks}
 
 
 def _vocabulary_share(ranks: int) -> int:
@@ -98,27 +98,24 @@ def _optimizer(row: ParsedRow) -> Built:
             count += _vocabulary_share(ranks) * dim
         attributes = {"stage": stage, "layers": layers, "dim": dim, "tp": ranks}
     weight = tensor(row.dtype, count)
-    return OpKind.OPTIMIZER, (weight, weight, weight), (weight, weight), attributes
+    return (weight, weight, weight), (weight, weight), attributes
 
 
 _UPDATE: Final = frozenset({"update"})
 
 TOKEN_OPERATIONS: Final[dict[str, Operation]] = {
-    **{
-        name: Operation(name, _each(OpKind.ELEMENTWISE, _tokens, inputs=2), BOTH)
-        for name in ("add", "mul", "div", "pow")
-    },
-    **{f"{name}u": Operation(name, _each(OpKind.ELEMENTWISE, _tokens), BOTH) for name in ("add", "mul", "div", "pow")},
-    "res_add": Operation("add", _each(OpKind.ELEMENTWISE, _tokens, inputs=2), BOTH),
-    "fillmask": Operation("masked_fill", _each(OpKind.ELEMENTWISE, _scores), BOTH),
-    "RoPE": Operation("rope", _each(OpKind.ELEMENTWISE, head_sizes), BOTH),
-    "relu": Operation("relu", _each(OpKind.ACTIVATION, _tokens), BOTH),
-    "tanh": Operation("tanh", _each(OpKind.ACTIVATION, _tokens), BOTH),
-    "gelu": Operation("gelu", _each(OpKind.ACTIVATION, _mlp_tokens), BOTH),
-    **dict.fromkeys(("ln", "layernorm"), Operation("layernorm", _each(OpKind.LAYER_NORM, _tokens), BOTH)),
-    "RMSlayernorm": Operation("rmsnorm", _each(OpKind.LAYER_NORM, _tokens), BOTH),
-    "softmax": Operation("softmax", _each(OpKind.SOFTMAX, _scores), BOTH),
-    "ScaledUpperTriangMaskedSoftmax": Operation("masked_softmax", _each(OpKind.SOFTMAX, _scores, causal=True), BOTH),
+    **{name: Operation(name, _each(_tokens, inputs=2), BOTH) for name in ("add", "mul", "div", "pow")},
+    **{f"{name}u": Operation(name, _each(_tokens), BOTH) for name in ("add", "mul", "div", "pow")},
+    "res_add": Operation("add", _each(_tokens, inputs=2), BOTH),
+    "fillmask": Operation("masked_fill", _each(_scores), BOTH),
+    "RoPE": Operation("rope", _each(head_sizes), BOTH),
+    "relu": Operation("relu", _each(_tokens), BOTH),
+    "tanh": Operation("tanh", _each(_tokens), BOTH),
+    "gelu": Operation("gelu", _each(_mlp_tokens), BOTH),
+    **dict.fromkeys(("ln", "layernorm"), Operation("layernorm", _each(_tokens), BOTH)),
+    "RMSlayernorm": Operation("rmsnorm", _each(_tokens), BOTH),
+    "softmax": Operation("softmax", _each(_scores), BOTH),
+    "ScaledUpperTriangMaskedSoftmax": Operation("masked_softmax", _each(_scores, causal=True), BOTH),
     "embedding": Operation("embedding", _embedding, BOTH),
     **dict.fromkeys(
         ("parallel_cross_entropy", "parallel_cross_entropy_128"), Operation("cross_entropy", _cross_entropy, BOTH)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from traincast.graph import DType, OpKind, Phase, Scalar, TensorSpec
+from traincast.graph import DType, Phase, Scalar, TensorSpec
 from traincast.tables import RowError, dtype_in
 
 Params: TypeAlias = Mapping[str, Any]
@@ -48,12 +48,15 @@ class ParsedRow(NamedTuple):
     params: Params
 
 
-Built: TypeAlias = tuple[OpKind, tuple[TensorSpec, ...], tuple[TensorSpec, ...], dict[str, Scalar] | None]
-"""An operator to be made: its kind, inputs, outputs and attributes."""
+Built: TypeAlias = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], dict[str, Scalar] | None]
+"""An operator to be made: its inputs, outputs and attributes."""
 
 
 class Operation(NamedTuple):
-    """How the rows of one ``op`` become operators: the operator's name, its builder, and the phases it runs in."""
+    """How the rows of one ``op`` become operators: the operator's name, its builder, and the phases it runs in.
+
+    The vocabulary has the kind of the name; a product of stacks of matrices is batched, whatever its name.
+    """
 
     name: str
     build: Callable[[ParsedRow], Built]

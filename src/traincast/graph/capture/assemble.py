@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from traincast.graph.capture.repeats import Repeat
-from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, Phase
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import Phase
 
 _NONE: Final = -1
 _Place: TypeAlias = tuple[int, int] | None
@@ -20,7 +21,7 @@ class NotRepeatableError(Exception):
 
 
 class AddsUpError(Exception):
-    """First repetitions of some blocks add gradients up that second ones do not, so that a third must be traced."""
+    """The first repetition of a block adds up gradients that the second does not, so a third must be traced."""
 
     def __init__(self, containers: set[str]) -> None:
         super().__init__(f"gradients of what the modules in {', '.join(sorted(containers))} share add up")

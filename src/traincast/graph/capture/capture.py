@@ -17,7 +17,7 @@ import fnmatch
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
 from traincast.graph.capture.assemble import AddsUpError, NotRepeatableError, Record, assemble
@@ -25,8 +25,10 @@ from traincast.graph.capture.fixed import fixed_tensors, owned_tensors
 from traincast.graph.capture.recorder import BATCH, Recorder
 from traincast.graph.capture.repeats import folded
 from traincast.graph.capture.tracing import Progress, module_of
-from traincast.graph.operator import FixedTensor, Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.operator import FixedTensor, Operator, OperatorGraph
+from traincast.graph.optimizers import OPTIMIZERS
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase
 from traincast.imports import described, place_of
 
 if TYPE_CHECKING:
@@ -212,10 +214,6 @@ def sum_of(output: Any) -> torch.Tensor:
     return total
 
 
-_STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
-"""Tensors that each optimizer keeps per parameter."""
-
-
 def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizers: Mapping[str, str]) -> dict[str, int]:
     """Record one update per parameter tensor, as a fused optimizer runs it; the first pattern that matches counts.
 
@@ -223,9 +221,10 @@ def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizers: M
     """
     recorder.attach_saved()
     states: dict[str, int] = {}
+    known = {name: optimizer.states for name, optimizer in OPTIMIZERS.items() if optimizer.ordinary}
     for name in optimizers.values():
-        if name not in _STATES:
-            raise CaptureError(f"unknown optimizer {name!r}: known are {', '.join(_STATES)}")
+        if name not in known:
+            raise CaptureError(f"unknown optimizer {name!r}: known are {', '.join(known)}")
     paths = [path for path, _ in module.named_parameters()]
     idle = [pattern for pattern in optimizers if pattern != "*" and not fnmatch.filter(paths, pattern)]
     if idle:
@@ -239,8 +238,8 @@ def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizers: M
         name = next(found, optimizers["*"])
         if recorder.touched(parameter):
             scope = path.rpartition(".")[0]
-            recorder.record_sparse_update(parameter, optimizer=name, states=_STATES[name], scope=scope)
-            states[path] = _STATES[name]
+            recorder.record_sparse_update(parameter, optimizer=name, states=known[name], scope=scope)
+            states[path] = known[name]
             continue
         spec = recorder.spec(parameter)
         operator = Operator(
@@ -248,8 +247,8 @@ def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizers: M
             kind=OpKind.OPTIMIZER,
             phase=Phase.OPTIMIZER,
             scope=path.rpartition(".")[0],
-            inputs=(spec,) * (2 + _STATES[name]),
-            outputs=(spec,) * (1 + _STATES[name]),
+            inputs=(spec,) * (2 + known[name]),
+            outputs=(spec,) * (1 + known[name]),
             parameters=(spec,),
         )
         recorder.records.append(Record(operator=operator, producers=(), forward=-1))

@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.graph.capture.assemble import Record
-from traincast.graph.capture.aten import FREE, describe
+from traincast.graph.capture.aten import describe
 from traincast.graph.capture.fixed import dtype_of
 from traincast.graph.capture.recurrent import fused_recurrence
 from traincast.graph.capture.tracing import Progress, Steps
-from traincast.graph.operator import Operator, OpKind, Phase
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import FREE, OpKind, Phase
 
 if TYPE_CHECKING:
     import torch

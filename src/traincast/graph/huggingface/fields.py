@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from traincast.errors import RequestError
-from traincast.graph.operator import Scalar
+from traincast.graph.vocabulary import Scalar
 
 DEFAULT_SEQ: Final = 4096
 """The sequence length of a configuration that accepts more: the maximum is not what a model is trained with."""
@@ -18,15 +18,7 @@ _MAX_LAYERS: Final = 2000
 Parameters: TypeAlias = dict[str, Scalar]
 Reading: TypeAlias = tuple[str, Parameters]
 
-GATED: Final = {
-    "silu": "swiglu",
-    "swish": "swiglu",
-    "gelu": "geglu",
-    "gelu_new": "geglu",
-    "gelu_pytorch_tanh": "geglu",
-}
-"""The zoo's words for activations of gated MLPs."""
-PLAIN: Final = {
+_PLAIN: Final = {
     "gelu": "gelu",
     "gelu_new": "gelu",
     "gelu_fast": "gelu",
@@ -34,7 +26,19 @@ PLAIN: Final = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""The zoo's words for activations of MLPs without a gate."""
+ACTIVATIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "gated": {
+        "silu": "swiglu",
+        "swish": "swiglu",
+        "gelu": "geglu",
+        "gelu_new": "geglu",
+        "gelu_pytorch_tanh": "geglu",
+    },
+    "plain": _PLAIN,
+    "squared": {"relu2": "relu2", **_PLAIN},
+    "t5": {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"},
+}
+"""The zoo's words for activations: of gated MLPs, of those without a gate, and as T5 spells both."""
 
 
 def show(value: object) -> str:
@@ -167,19 +171,3 @@ class Fields:
 def seq_of(fields: Fields, *names: str) -> int:
     """The sequence length to forecast: the longest that the model accepts, and at most :data:`DEFAULT_SEQ`."""
     return min(DEFAULT_SEQ, fields.size(*names, default=DEFAULT_SEQ))
-
-
-def decoder_sizes(fields: Fields) -> Parameters:
-    """The dimensions that all recent decoder-only configurations have."""
-    heads = fields.size("num_attention_heads")
-    parameters: Parameters = {
-        "layers": fields.size("num_hidden_layers"),
-        "hidden": fields.size("hidden_size"),
-        "heads": heads,
-        "kv_heads": fields.size("num_key_value_heads", default=heads),
-        "ffn": fields.size("intermediate_size"),
-        "vocab": fields.size("vocab_size"),
-        "seq": seq_of(fields, "max_position_embeddings"),
-    }
-    head_dim = fields.size("head_dim", default=0, low=0)
-    return parameters | ({"head_dim": head_dim} if head_dim else {})

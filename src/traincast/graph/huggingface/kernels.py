@@ -63,7 +63,10 @@ def experts_forward(
 
 
 def experts_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | None:
-    """What replaces ``forward`` of experts that run one after the other on the rows sent to each, which data decide."""
+    """Returns a ``forward`` that data do not shape, for experts that run one after the other on the rows sent to each.
+
+    ``None`` for other modules.
+    """
     if not kind.__module__.startswith("transformers.") or "forward" not in vars(kind) or hasattr(kind, "_apply_gate"):
         return None
     taken = list(inspect.signature(kind.forward).parameters)[1:]

@@ -7,22 +7,23 @@ length defaults to that maximum or to :data:`DEFAULT_SEQ`, whichever is less.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
 
 from traincast.errors import FileFormatError, RequestError
 from traincast.graph.files import read_json
-from traincast.graph.huggingface.decoders import DECODER_READERS
-from traincast.graph.huggingface.families import FAMILY_READERS
 from traincast.graph.huggingface.fields import DEFAULT_SEQ, Fields, Reading, show
-from traincast.graph.huggingface.hybrids import HYBRID_READERS, without_model_type
+from traincast.graph.huggingface.special import SPECIAL_READERS, without_model_type
+from traincast.graph.huggingface.types import read_type, type_names
 
-__all__ = ["DEFAULT_SEQ", "READERS", "Reading", "from_config", "is_read", "read_config"]
+__all__ = ["DEFAULT_SEQ", "Reading", "from_config", "is_read", "read_config", "readers"]
 
-READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = dict(
-    sorted({**FAMILY_READERS, **DECODER_READERS, **HYBRID_READERS}.items())
-)
-"""The reader of each ``model_type``."""
+
+@cache
+def readers() -> Mapping[str, Callable[[Fields], Reading]]:
+    """The reader of each ``model_type``: a table of ``types.toml``, or code."""
+    found: dict[str, Callable[[Fields], Reading]] = {name: partial(read_type, name) for name in type_names()}
+    return dict(sorted((found | dict(SPECIAL_READERS)).items()))
 
 
 def read_config(path: str | Path) -> Reading:
@@ -38,15 +39,15 @@ def from_config(data: Mapping[str, object]) -> Reading:
     model_type = data.get("model_type")
     if model_type is None:
         model_type, data = without_model_type(data)
-    if not isinstance(model_type, str) or model_type not in READERS:
+    if not isinstance(model_type, str) or model_type not in readers():
         raise RequestError(
-            f"unknown model_type {show(model_type)}: it is none of the {len(READERS)} that Traincast reads itself "
+            f"unknown model_type {show(model_type)}: it is none of the {len(readers())} that Traincast reads itself "
             "(docs/your-models.md lists them); for others, pip install 'traincast[transformers]'"
         )
-    return READERS[model_type](Fields(model_type, data))
+    return readers()[model_type](Fields(model_type, data))
 
 
 def is_read(data: Mapping[str, object]) -> bool:
     """Whether Traincast reads a ``config.json`` of this content itself, without ``transformers``."""
     model_type = data.get("model_type")
-    return model_type is None or (isinstance(model_type, str) and model_type in READERS)
+    return model_type is None or (isinstance(model_type, str) and model_type in readers())

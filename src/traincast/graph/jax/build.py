@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from traincast.graph.jax.flat import Flattened, JaxArray
 from traincast.graph.jax.kernels import Kernel
 from traincast.graph.jax.operators import convolution, operators_of, spec
-from traincast.graph.operator import Block, Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.operator import Block, Operator, OperatorGraph
+from traincast.graph.optimizers import optimizer_with
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase
 
 
 @dataclass(slots=True)
@@ -248,7 +250,7 @@ class Builder:
                     self._operators[index] = replace(operator, saved=(*operator.saved, spec(made)))
 
     def _close_loops(self) -> None:
-        """What a layer hands to the next one is read by the operators that read what the first one is given."""
+        """Adds edges from the end of a repeated layer to its beginning: each reads the output of the one before."""
         for loop in self._flat.loops:
             for before, after in loop.carried:
                 maker = self._makers.get(id(after.root())) or self._makers.get(id(after))
@@ -313,5 +315,5 @@ def updates_of(
         same = [c for c in state if c.shape == cell.shape]
         trained = [c for c in same if id(c) in weights]
         states = min(2, round((len(same) - len(trained)) / len(trained)))
-        result.append((spec(cell), ("sgd-plain", "sgd", "adamw")[states], states, cell))
+        result.append((spec(cell), optimizer_with(states), states, cell))
     return result

@@ -3,6 +3,9 @@
 A product, convolution, gather or pool is a kernel of its own. Point-wise equations and reductions are joined if they
 come from the same function or line of the user's code. A forward value that only backward kernels need is not
 written: they compute it again from what the forward kernel read.
+
+XLA and PyTorch both transpose by changing strides. A copy runs where dims that are not neighbours in memory must become
+one: in a reshape, or for a batched product, whose kernel knows one stride per batch.
 """
 
 from __future__ import annotations
@@ -13,41 +16,65 @@ from typing import Final
 
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.flat import Equation, Flattened, JaxArray
-from traincast.graph.jax.layouts import reshaped, transposed, uncollapsible
-from traincast.graph.operator import OpKind, Phase
+from traincast.graph.vocabulary import JAX_VIEWS, OpKind, Phase, kind_of
 
-VIEWS: Final = frozenset(
-    """
-    broadcast_in_dim reshape transpose squeeze expand_dims copy copy_p stop_gradient sharding_constraint name slice
-    split optimization_barrier rev real imag device_put pvary reduce_precision
-    """.split()
-)
-SINGLE: Final[dict[str, OpKind]] = {
-    "dot_general": OpKind.GEMM,
-    "conv_general_dilated": OpKind.CONV,
-    "gather": OpKind.GATHER,
-    "scatter": OpKind.GATHER,
-    "scatter-add": OpKind.GATHER,
-    "scatter_add": OpKind.GATHER,
-    "sort": OpKind.GATHER,
-    "top_k": OpKind.GATHER,
-    "dynamic_slice": OpKind.GATHER,
-    "dynamic_update_slice": OpKind.GATHER,
-    "concatenate": OpKind.COPY,
-    "pad": OpKind.COPY,
-    "clone": OpKind.COPY,
-    "reduce_window": OpKind.POOL,
-    "reduce_window_max": OpKind.POOL,
-    "reduce_window_min": OpKind.POOL,
-    "reduce_window_sum": OpKind.POOL,
-    "select_and_scatter_add": OpKind.POOL,
-    "select_and_gather_add": OpKind.POOL,
-    "cumsum": OpKind.REDUCTION,
-    "cumlogsumexp": OpKind.REDUCTION,
-    "cumprod": OpKind.REDUCTION,
-    "argmax": OpKind.REDUCTION,
-    "argmin": OpKind.REDUCTION,
-}
+
+def transposed(cell: JaxArray, permutation: Sequence[int]) -> tuple[int, ...]:
+    """The layout of ``cell`` after its dims were permuted."""
+    places = {old: new for new, old in enumerate(permutation)}
+    return tuple(places[dim] for dim in cell.layout())
+
+
+def reshaped(cell: JaxArray, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The layout of ``cell`` in another shape, or ``None`` if that needs a copy."""
+    layout = [d for d in cell.layout() if cell.shape[d] > 1]
+    groups = _groups(cell.shape, shape)
+    order: list[int] = []
+    for dim in layout:
+        old, new = next((g for g in groups if dim in g[0]), ((), ()))
+        wide = [d for d in old if cell.shape[d] > 1]
+        at = layout.index(wide[0]) if wide else 0
+        if layout[at : at + len(wide)] != wide:
+            return None
+        order += [d for d in new if d not in order]
+    rest = [d for d in range(len(shape)) if d not in order]
+    return tuple(sorted(rest)) + tuple(order) if rest else tuple(order)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Dims of two shapes that hold the same elements, as small groups as possible."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = [i] if i < len(old) else [], [j] if j < len(new) else []
+        left, right = old[i] if a else 1, new[j] if b else 1
+        i, j = i + len(a), j + len(b)
+        while left != right:
+            if left < right and i < len(old):
+                left, i = left * old[i], i + 1
+                a.append(i - 1)
+            elif j < len(new):
+                right, j = right * new[j], j + 1
+                b.append(j - 1)
+            else:
+                return [(list(range(len(old))), list(range(len(new))))]
+        groups.append((a, b))
+    return groups
+
+
+def uncollapsible(equation: Equation, side: int) -> bool:
+    """Whether an operand of a product must be copied: its dims of one role are no neighbours in memory."""
+    contracted, batched = equation.params["dimension_numbers"]
+    cell = equation.inputs[side]
+    layout = [d for d in cell.layout() if cell.shape[d] > 1]
+    free = [d for d in range(len(cell.shape)) if d not in (*contracted[side], *batched[side])]
+    for dims in (contracted[side], batched[side], free):
+        places = sorted(layout.index(d) for d in dims if cell.shape[d] > 1)
+        if places and places != list(range(places[0], places[0] + len(places))):
+            return True
+    return False
+
+
 _RANDOM: Final = ("random", "threefry", "iota", "rng")
 _BY_RESULT: Final = frozenset({"max", "tanh", "logistic", "exp"})
 """Functions that are differentiated by their result."""
@@ -77,7 +104,7 @@ class Kernel:
     def single(self) -> str:
         """The primitive, if it is a kernel by itself, else nothing."""
         name = self.equations[0].name
-        return name if name in SINGLE else ""
+        return name if kind_of(name, source="jax") else ""
 
 
 def find_kernels(flat: Flattened, phases: Sequence[Phase], trained: Iterable[JaxArray]) -> list[Kernel]:
@@ -98,7 +125,7 @@ class _Joiner:
         self._open: dict[tuple[object, ...], Kernel] = {}
         self._makers: dict[int, Kernel] = {}
         self._trained = {id(cell) for cell in trained}
-        self._mixed = {e.place[:2] for e in flat.equations if e.name in SINGLE}
+        self._mixed = {e.place[:2] for e in flat.equations if kind_of(e.name, source="jax")}
         self._copies: dict[tuple[object, ...], JaxArray] = {}
         self._clipped: dict[int, JaxArray] = {}
 
@@ -122,7 +149,7 @@ class _Joiner:
         if equation.name == "add_any" and any(c.known for c in equation.inputs):  # the first term of a sum
             equation.outputs[0].source = next(c for c in equation.inputs if not c.known)
             return
-        if equation.name in SINGLE:
+        if kind_of(equation.name, source="jax"):
             if equation.name == "dot_general":
                 for side in (0, 1):
                     if uncollapsible(equation, side):
@@ -274,7 +301,7 @@ class _Joiner:
         return cell
 
     def _written(self, cell: JaxArray, needed: dict[int, JaxArray], depth: int = 0) -> list[JaxArray]:
-        """What is in memory that ``cell`` is, or can be computed from."""
+        """Returns the arrays in memory from which ``cell`` is read, or computed again."""
         made, maker = self._made(cell), self.maker(cell)
         if maker is None or maker.single or id(made) in needed or depth > 8:
             return [_nearest(cell, made)]
@@ -303,20 +330,20 @@ def _size(cell: JaxArray) -> int:
 
 def _is_view(equation: Equation) -> bool:
     """Whether an equation runs no kernel: a view, a cast, arithmetic on indices, a sum over dims of size one."""
-    if equation.name in VIEWS or equation.name == "convert_element_type" or not _computes(equation):
+    if equation.name in JAX_VIEWS or equation.name == "convert_element_type" or not _computes(equation):
         return True
     return equation.name.startswith("reduce_") and _size(equation.outputs[0]) == _size(equation.inputs[0])
 
 
 def _computes(equation: Equation) -> bool:
     """Whether an equation handles floating-point numbers; arithmetic on indices costs nothing."""
-    if equation.name in SINGLE:
+    if kind_of(equation.name, source="jax"):
         return True
     return any(c.dtype.startswith(("float", "bfloat")) for c in (*equation.inputs, *equation.outputs))
 
 
 def kind_of_kernel(kernel: Kernel) -> OpKind:
-    """What a kernel of point-wise equations and reductions is."""
+    """Returns the kind of a kernel that joins point-wise equations and reductions."""
     names = {e.name for e in kernel.equations}
     reduces = any(n.startswith("reduce_") for n in names)
     if reduces and ("rsqrt" in names or "sqrt" in names):

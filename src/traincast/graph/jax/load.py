@@ -12,7 +12,8 @@ from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.build import Builder, updates_of
 from traincast.graph.jax.flat import Flattened, JaxArray
 from traincast.graph.jax.kernels import find_kernels
-from traincast.graph.operator import OperatorGraph, Phase
+from traincast.graph.operator import OperatorGraph
+from traincast.graph.vocabulary import Phase
 from traincast.imports import described, place_of
 
 
@@ -118,7 +119,7 @@ def _graph(closed: Any, given: Sequence[Any], keeps: Sequence[bool], spec: str) 
 
 
 def _phases(flat: Flattened) -> list[Phase]:
-    """Backward is what JAX transposed; before its end all else is forward, behind it the optimizer."""
+    """Returns the phase of each equation: backward if JAX transposed it, the optimizer if it is after those."""
     backward = ["transpose(" in e.stack for e in flat.equations]
     end = max((n for n, b in enumerate(backward) if b), default=len(backward))
     loops = [n for n, e in enumerate(flat.equations) if e.loop >= 0]

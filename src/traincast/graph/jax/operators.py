@@ -8,9 +8,10 @@ from typing import Final
 
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.jax.flat import JaxArray
-from traincast.graph.jax.kernels import SINGLE, Kernel, kind_of_kernel
-from traincast.graph.operator import Operator, OpKind, Phase, Scalar
+from traincast.graph.jax.kernels import Kernel, kind_of_kernel
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase, Scalar, kind_of
 
 _DTYPES: Final = {
     "bool": DType.BOOL,
@@ -55,8 +56,8 @@ def operators_of(kernel: Kernel, trained: Mapping[int, JaxArray], forward_kind: 
     if kernel.single == "dot_general":
         kind, inputs, outputs = _product(kernel)
         name = {OpKind.GEMM: "addmm" if kernel.bias else "mm", OpKind.BATCHED_GEMM: "bmm"}[kind]
-    elif kernel.single:
-        kind = SINGLE[kernel.single]
+    elif single := kind_of(kernel.single, source="jax"):
+        kind = single
         inputs, outputs = tuple(spec(c) for c in kernel.reads), tuple(spec(c) for c in kernel.writes)
         name = kernel.single
         table = next((c for c in kernel.reads if id(c.root()) in trained), None)

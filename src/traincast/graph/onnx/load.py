@@ -11,9 +11,8 @@ from traincast.graph.capture.capture import capture, require_torch
 from traincast.graph.capture.light_torch import without_compiler
 from traincast.graph.capture.tracing import Progress
 from traincast.graph.onnx.network import Input, OnnxNetwork
-from traincast.graph.onnx.optimized import without_optimizations
 from traincast.graph.onnx.read import read_network
-from traincast.graph.onnx.rewrite import rewritten
+from traincast.graph.onnx.rewrite import rewritten, without_optimizations
 from traincast.graph.operator import OperatorGraph
 from traincast.graph.zoo.traceable import Traceable
 

@@ -15,12 +15,11 @@ from traincast.errors import CaptureError, TraincastError
 from traincast.graph.capture.recorder import BATCH
 from traincast.graph.onnx.contrib import CONTRIB
 from traincast.graph.onnx.elements import ELEMENTS
-from traincast.graph.onnx.known import computed
 from traincast.graph.onnx.layers import LAYERS
 from traincast.graph.onnx.network import OnnxNetwork, OnnxNode
 from traincast.graph.onnx.runs import LayerRun, find_layers, node_scopes
 from traincast.graph.onnx.shapes import SHAPES
-from traincast.graph.onnx.values import Call, UnsupportedError, Value
+from traincast.graph.onnx.values import Call, UnsupportedError, Value, computed
 from traincast.imports import described
 
 FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {**LAYERS, **ELEMENTS, **SHAPES, **CONTRIB}
@@ -35,7 +34,7 @@ class OnnxPart(torch.nn.Module):  # type: ignore[misc]
         self._mark = mark
 
     def extra_repr(self) -> str:
-        """What tells this module from others; equal only for the same place of two repetitions."""
+        """A text that is equal for two modules only if they stand at the same place of two repetitions."""
         return self._mark
 
     def forward(self, run: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,20 +1,138 @@
-"""Recognises what exporters take apart: a linear layer, an activation, a norm or a fused attention in several nodes.
+"""Rewrites the nodes of a file as a training framework runs them.
+
+Recognises what exporters take apart: a linear layer, an activation, a norm or a fused attention in several nodes.
 
 A training framework runs each of these as one kernel. Attention is joined only if it is written the way PyTorch's
 exporters write its fused attention (queries and keys are scaled before their product); otherwise it stays as it is.
+
+Takes back what the optimizer of PyTorch's newer exporter did. It merges batch norms into convolutions, also of networks
+that are exported for training, but notes at the convolution that it was made from a batch norm. It stores the weights
+of both directions of a recurrent layer in one tensor.
+
+Leaves out casts between floating-point formats, which files in half precision have amid their layers: a graph is
+captured in fp32, and the precision is chosen with each forecast. Left in, they would hide what is to be recognised.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from traincast.graph.onnx.casts import without_casts
 from traincast.graph.onnx.index import OnnxIndex
 from traincast.graph.onnx.network import OnnxNetwork, OnnxNode, Weight
 from traincast.graph.onnx.tensorflow import TENSORFLOW_PATTERNS
+
+_MERGED: Final = "batch_norm"
+"""What the PyTorch call contains that a convolution with a merged batch norm was made from."""
+_RECURRENT: Final = ("LSTM", "GRU", "RNN")
+
+
+def without_optimizations(network: OnnxNetwork) -> tuple[OnnxNetwork, int]:
+    """Return ``network`` as it was before the exporter's optimizer, and the number of batch norms that came back."""
+    if not network.by_pytorch:
+        return network, 0
+    weights = dict(network.weights)
+    nodes: list[OnnxNode] = []
+    norms = 0
+    for node in network.nodes:
+        if node.op == "Conv" and _MERGED in node.origin and node.inputs[1] in weights:
+            nodes += _with_norm(node, weights)
+            norms += 1
+        else:
+            nodes.append(_by_direction(node, weights))
+    used = {name for node in nodes for name in node.inputs}
+    weights = {name: weight for name, weight in weights.items() if name in used}
+    return replace(network, nodes=tuple(nodes), weights=weights), norms
+
+
+def _with_norm(node: OnnxNode, weights: dict[str, Weight]) -> Iterator[OnnxNode]:
+    """Yield a convolution and the batch norm behind it; a bias is taken for that of the batch norm."""
+    made = f"{node.outputs[0]}~convolved"
+    names = [f"{node.outputs[0]}~{part}" for part in ("scale", "bias", "mean", "variance")]
+    channels = weights[node.inputs[1]].shape[:1]
+    for name, trainable in zip(names, (True, True, False, False), strict=True):
+        weights[name] = Weight(shape=channels, trainable=trainable)
+    yield replace(node, inputs=node.inputs[:2], outputs=(made,), origin="")
+    yield replace(
+        node,
+        op="BatchNormalization",
+        name=f"{node.name}~norm",
+        inputs=(made, *names),
+        outputs=node.outputs,
+        attributes={},
+        origin="",
+    )
+
+
+def _by_direction(node: OnnxNode, weights: dict[str, Weight]) -> OnnxNode:
+    """Return a recurrent layer with weights of its own for each direction, and two vectors instead of one bias."""
+    stored = [weights.get(name) for name in node.inputs[1:4] if name]
+    if node.op not in _RECURRENT or node.attributes.get("layout", 0) or len(stored) < 2 or None in stored:
+        return node
+    names = [name for name in node.inputs[1:4] if name]
+    directions = weights[names[0]].shape[0]
+    inputs: list[str] = []
+    for direction in range(directions):
+        for name in names:
+            weight = weights[name]
+            halves = 2 if len(weight.shape) == 2 else 1
+            shape = (weight.shape[1] // halves, *weight.shape[2:])
+            for half in range(halves):
+                inputs.append(f"{name}~{direction}{half}")
+                weights[inputs[-1]] = Weight(shape=shape, trainable=weight.trainable)
+    return replace(
+        node,
+        op="RecurrentLayer",
+        inputs=(node.inputs[0], *inputs),
+        attributes={"cell": node.op, "directions": directions, "biases": len(names) > 2},
+    )
+
+
+_FLOATS: Final = frozenset({1, 10, 11, 16})
+"""The numbers that ONNX gives to fp32, fp16, fp64 and bf16."""
+_LOOPS: Final = frozenset({"If", "Loop", "Scan"})
+_NOT_FLOATS: Final = frozenset(
+    "Shape Size ArgMax ArgMin NonZero Equal Greater GreaterOrEqual Less LessOrEqual And Or Xor Not IsNaN IsInf "
+    "ConstantOfShape Range OneHot EyeLike".split()
+)
+"""Operators whose results are whole numbers or truths, or may be."""
+
+
+def without_casts(network: OnnxNetwork) -> OnnxNetwork:
+    """``network`` without casts of what certainly is floating-point to another such format.
+
+    A network with loops stays as it is, since their bodies may name the results of casts.
+    """
+    if any(node.op in _LOOPS for node in network.nodes):
+        return network
+    floats = set(network.weights)
+    floats |= {name for name, value in network.constants.items() if value.dtype.kind not in "iub"}
+    floats |= {given.name for given in network.inputs if given.dtype.startswith("float")}
+    same: dict[str, str] = {}
+    nodes: list[OnnxNode] = []
+    for node in network.nodes:
+        inputs = tuple(same.get(name, name) for name in node.inputs)
+        between = node.op == "Cast" and inputs[0] in floats and node.attributes.get("to") in _FLOATS
+        if between and node.outputs[0] not in network.outputs:
+            same[node.outputs[0]] = inputs[0]
+            continue
+        nodes.append(replace(node, inputs=inputs))
+        floats.update(_floats_of(nodes[-1], floats))
+    return replace(network, nodes=tuple(nodes))
+
+
+def _floats_of(node: OnnxNode, floats: set[str]) -> tuple[str, ...]:
+    """The results of ``node`` that certainly are floating-point."""
+    if node.op == "Cast":
+        return node.outputs[:1] if node.attributes.get("to") in _FLOATS else ()
+    source = node.inputs[1] if node.op == "Where" else node.inputs[0] if node.inputs else ""
+    if node.op in _NOT_FLOATS or source not in floats:
+        return ()
+    return node.outputs if node.op == "Split" else node.outputs[:1]
+
 
 _IN_PLACE: Final = frozenset({"Clip", "Elu", "HardSwish", "Swish"})
 _GATES: Final = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
@@ -105,7 +223,7 @@ class _Patterns(OnnxIndex):
         return None
 
     def _unhalved(self, name: str) -> str:
-        """What ``name`` is a constant times of; "" if it is no such product."""
+        """Returns the other factor if ``name`` is a product with a constant, else ""."""
         product = self.maker(name, "Mul")
         parts = self.split_by(product, self.is_host) if product else None
         return parts[0] if parts else ""

@@ -127,7 +127,7 @@ class _Search:
         return min(plain, key=lambda p: p[:3])[3] if plain else None
 
     def _carried(self, start: int, period: int, count: int) -> tuple[tuple[str, ...], ...] | None:
-        """What each repetition takes from the one before, or ``None`` if repetitions are connected differently."""
+        """Returns what each repetition reads from the one before; ``None`` if their connections differ."""
         links = [self._links(start, period, r) for r in range(count)]
         if any(link is None or link != links[1] for link in links[1:]) or links[0] is None or links[1] is None:
             return None

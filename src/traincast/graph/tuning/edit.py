@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, Phase
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph
 from traincast.graph.tensor import TensorSpec
+from traincast.graph.vocabulary import Phase
 
 
 @dataclass(slots=True)

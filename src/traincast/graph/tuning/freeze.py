@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from traincast.graph.operator import FixedTensor, Operator, OpKind, Phase
+from traincast.graph.operator import FixedTensor, Operator
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.graph.tuning.edit import Draft, DraftBlock
 from traincast.graph.tuning.storage import Storage
-from traincast.graph.tuning.targets import LINEAR
+from traincast.graph.vocabulary import CONVOLUTIONS, LINEAR, OpKind, Phase
 
 Trained: TypeAlias = Callable[[Operator], bool]
 """Whether the parameter of an update stays trained."""
-_BOTH: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV})
+_BOTH: Final = CONVOLUTIONS
 """Operators whose backward makes the gradients of input and weight in one."""
 
 

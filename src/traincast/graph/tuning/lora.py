@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from traincast.graph.operator import Operator, OpKind, Phase, Scalar
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.graph.tuning.edit import Draft, DraftBlock
 from traincast.graph.tuning.targets import Linear, Part
+from traincast.graph.vocabulary import OpKind, Phase, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from traincast.errors import RequestError
-from traincast.graph.operator import Operator, OpKind, Phase
+from traincast.graph.operator import Operator
 from traincast.graph.tuning.edit import Draft
+from traincast.graph.vocabulary import LINEAR, OpKind, Phase
 
-LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
 Part: TypeAlias = tuple[str, int]
 """A projection of a layer, and its number of outputs."""
 

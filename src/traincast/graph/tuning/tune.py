@@ -143,7 +143,10 @@ def _dtype(text: str, name: str) -> AdapterDType:
 
 
 def fine_tuned(graph: OperatorGraph, tuning: FineTuning | None) -> OperatorGraph:
-    """``graph`` as a step runs it that trains only what ``tuning`` leaves; ``graph`` itself if that is everything."""
+    """Returns the graph of a step that fine-tunes ``graph``: adapters inserted, the chosen parameters frozen.
+
+    Without adapters and frozen parameters it is ``graph`` itself. A graph that is fine-tuned already is refused.
+    """
     if tuning is None or (tuning.adapter == "none" and not tuning.freeze):
         return graph
     if "fine_tuning" in graph.attributes:
@@ -162,7 +165,10 @@ def fine_tuned(graph: OperatorGraph, tuning: FineTuning | None) -> OperatorGraph
 
 
 def _frozen(graph: OperatorGraph, tuning: FineTuning, *, peel: bool) -> Draft:
-    """The graph with its parameters frozen; ``peel``: the first of the layers may end backward earlier than others."""
+    """Returns ``graph`` with the chosen parameters frozen.
+
+    ``peel``: the first layer becomes a block of its own where its backward ends earlier than that of the others.
+    """
     draft = Draft(graph)
     first = next(
         (n for n, b in enumerate(draft.blocks) if any(_trained(draft.operators[i], tuning) for i in b.optimizer)), -1

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import RequestError, UnknownNameError
-from traincast.graph.operator import Scalar
+from traincast.graph.vocabulary import Scalar
 from traincast.graph.zoo.known_models import known_model, known_names, spelled
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FAMILIES: Final[dict[str, str]] = {
     "deepseek": "traincast.graph.zoo.language.transformer:deepseek",
     "deepseek-v4": "traincast.graph.zoo.language.deepseek_v4:deepseek_v4",
     "gpt-oss": "traincast.graph.zoo.language.transformer:gpt_oss",
-    "decoder": "traincast.graph.zoo.language.decoders:decoder",
+    "decoder": "traincast.graph.zoo.language.decoder:decoder",
     "vit": "traincast.graph.zoo.language.transformer:vit",
     "t5": "traincast.graph.zoo.language.t5:t5",
     "transformer-xl": "traincast.graph.zoo.language.transformer_xl:transformer_xl",
@@ -64,8 +64,8 @@ FAMILIES: Final[dict[str, str]] = {
     "ncf": "traincast.graph.zoo.tables.recommend:ncf",
     "wide-and-deep": "traincast.graph.zoo.tables.click:wide_and_deep",
     "dlrm": "traincast.graph.zoo.tables.click:dlrm",
-    "sim": "traincast.graph.zoo.tables.interest:sim",
-    "vae-cf": "traincast.graph.zoo.tables.interest:vae_cf",
+    "sim": "traincast.graph.zoo.tables.recommend:sim",
+    "vae-cf": "traincast.graph.zoo.tables.recommend:vae_cf",
     "tft": "traincast.graph.zoo.tables.forecasting:tft",
     "retinanet": "traincast.graph.zoo.scenes.retinanet:retinanet",
     "rcnn": "traincast.graph.zoo.scenes.rcnn:rcnn",
@@ -73,7 +73,7 @@ FAMILIES: Final[dict[str, str]] = {
     "gpunet": "traincast.graph.zoo.images.gpunet:gpunet",
     "moflow": "traincast.graph.zoo.molecules.moflow:moflow",
     "se3-transformer": "traincast.graph.zoo.molecules.se3:se3_transformer",
-    "unet3plus": "traincast.graph.zoo.scenes.unet3plus:unet3plus",
+    "unet3plus": "traincast.graph.zoo.scenes.unet:unet3plus",
     "densenet-cifar": "traincast.graph.zoo.images.densenet:densenet_cifar",
     "nmt-luong": "traincast.graph.zoo.language.nmt:nmt_luong",
     "transformer": "traincast.graph.zoo.language.translation:transformer",
@@ -85,7 +85,7 @@ FAMILIES: Final[dict[str, str]] = {
     "clip": "traincast.graph.zoo.senses.pairs:clip",
     "bridgetower": "traincast.graph.zoo.senses.pairs:bridgetower",
     "detr": "traincast.graph.zoo.scenes.detr:detr",
-    "bit": "traincast.graph.zoo.images.bit:bit",
+    "bit": "traincast.graph.zoo.images.resnet:bit",
     "perceiver": "traincast.graph.zoo.senses.perceiver:perceiver",
     "imagen": "traincast.graph.zoo.diffusion.imagen:imagen",
     "tacotron2": "traincast.graph.zoo.sound.tacotron:tacotron2",

@@ -23,14 +23,8 @@ from traincast.estimate.events.keys import P2P, collective_key, operator_key, up
 from traincast.estimate.events.model import BESIDE_TRAFFIC
 from traincast.graph import Operator, OpKind
 from traincast.graph.capture.capture import require_torch
-from traincast.profiling.events.request import (
-    EventsRequest,
-    Message,
-    NeededWorks,
-    backend_of,
-    messages_of,
-    needed_works,
-)
+from traincast.profiling.events.ask import EventsAsk
+from traincast.profiling.events.request import Message, NeededWorks, backend_of, messages_of, needed_works
 from traincast.profiling.launch import run_locally
 from traincast.profiling.machine.device import device_name
 
@@ -41,7 +35,10 @@ _NINETY: Final = 1.645
 
 
 class Launcher(Protocol):
-    """Starts ``traincast`` with ``arguments`` in ``ranks`` processes that know each other; returns the exit code."""
+    """Starts :mod:`traincast.profiling.events` in ``ranks`` processes that know each other; returns the exit code.
+
+    ``arguments`` are the ask as JSON, and the folder.
+    """
 
     def __call__(self, arguments: Sequence[str], *, ranks: int) -> int:
         """Return 0 if all processes succeeded."""
@@ -77,12 +74,17 @@ class EventsProfile:
     failures: tuple[str, ...] = ()
 
 
+def _measuring(arguments: Sequence[str], *, ranks: int) -> int:
+    """Start the processes that measure on this machine."""
+    return run_locally(arguments, ranks=ranks, module="traincast.profiling.events")
+
+
 def journal_of(output: Path) -> Path:
     """Return the path of the journal of a folder of events."""
     return output.with_name(output.name + ".journal")
 
 
-def measure_events(request: EventsRequest, output: str | Path, *, launcher: Launcher | None = None) -> EventsProfile:
+def measure_events(request: EventsAsk, output: str | Path, *, launcher: Launcher | None = None) -> EventsProfile:
     """Measure the works of ``request`` that the folder ``output`` does not have, and write them to it.
 
     ``launcher`` starts the processes that measure; by default they run on this machine. Under a launcher such as
@@ -96,7 +98,7 @@ def measure_events(request: EventsRequest, output: str | Path, *, launcher: Laun
     start = time.monotonic()
     processes = 2 if needed.communicates else 1
     if before.operators or before.messages or before.interference:
-        code = (launcher or run_locally)([*request.words(folder), "--quiet"], ranks=processes)
+        code = (launcher or _measuring)([json.dumps(request.to_dict()), str(folder)], ranks=processes)
         if code:
             raise RequestError(f"{processes} processes that measure events failed with exit code {code}: see above")
     else:
@@ -113,12 +115,12 @@ def measure_events(request: EventsRequest, output: str | Path, *, launcher: Laun
     )
 
 
-def plan_events(request: EventsRequest, output: str | Path) -> EventsPlan:
+def plan_events(request: EventsAsk, output: str | Path) -> EventsPlan:
     """Return what :func:`measure_events` would measure, without measuring anything."""
     return plan_of(request, needed_works(request), Path(output))
 
 
-def plan_of(request: EventsRequest, needed: NeededWorks, folder: Path, *, world: int = 2) -> EventsPlan:
+def plan_of(request: EventsAsk, needed: NeededWorks, folder: Path, *, world: int = 2) -> EventsPlan:
     """Return what ``world`` processes have to measure of the works of ``needed`` that ``folder`` does not have."""
     rows = rows_of(folder, request, needed)
     journal = journal_of(folder)
@@ -200,7 +202,7 @@ def emulated_interference() -> Row:
     return {**row, "source": "emulated"}
 
 
-def card_of(request: EventsRequest, needed: NeededWorks, *, statistic: str, cost: dict[str, float]) -> EventsCard:
+def card_of(request: EventsAsk, needed: NeededWorks, *, statistic: str, cost: dict[str, float]) -> EventsCard:
     """Return the card of the events of ``request``, measured on this machine."""
     import torch
 
@@ -222,7 +224,7 @@ def card_of(request: EventsRequest, needed: NeededWorks, *, statistic: str, cost
 
 
 def _duration(
-    request: EventsRequest, needed: NeededWorks, operators: Sequence[Operator], messages: Sequence[Message]
+    request: EventsAsk, needed: NeededWorks, operators: Sequence[Operator], messages: Sequence[Message]
 ) -> float:
     """Return roughly how many seconds it takes to measure what is left."""
     seconds = 4.0  # processes start and import PyTorch
@@ -236,7 +238,7 @@ def _duration(
     return seconds
 
 
-def rows_of(folder: Path, request: EventsRequest, needed: NeededWorks) -> list[Row]:
+def rows_of(folder: Path, request: EventsAsk, needed: NeededWorks) -> list[Row]:
     """Return the rows of a folder that exists; refuse one of other hardware."""
     if not (folder / CARD).exists():
         if folder.exists() and any(folder.iterdir()):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
-from traincast.ask import Ask
 from traincast.cluster import Cluster
 from traincast.cluster.hardware import PROCESSOR
 from traincast.errors import RequestError
 from traincast.estimate.events.file import REAL
 from traincast.estimate.events.laws import LAWS
 from traincast.graph import Operator, OperatorGraph
+from traincast.profiling.events.ask import EventsAsk
 from traincast.resolve import resolve
 from traincast.strategy import Request, lower
 from traincast.strategy.prepare import for_workers
@@ -22,41 +21,6 @@ _LADDER: Final = 4.0
 _SMALLEST: Final = 1024.0
 _MOST_SIZES: Final = 16
 """Sizes measured of one kind of collective; more distinct ones are thinned out, because the curve is interpolated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventsRequest:
-    """The step whose works are measured. All fields are texts and numbers, so that a command line can repeat them.
-
-    ``cluster`` is a name or a ``.toml`` file. ``compute`` is ``real``, or the device whose estimated times the
-    operators take instead of running. ``network`` is a note for the card. Collectives are repeated ``repeats`` times at
-    most, model steps ``steps`` times.
-    """
-
-    model: str
-    cluster: str
-    strategy: str
-    global_batch: int
-    seq: int | None = None
-    precision: str = "fp32"
-    runtime: str = "pytorch"
-    compute: str = REAL
-    network: str = ""
-    threads: int = 1
-    repeats: int = 30
-    steps: int = 12
-
-    def words(self, output: Path) -> list[str]:
-        """Return the arguments of ``traincast`` that measure this request into ``output``."""
-        words = ["profile", "events", self.model]
-        for field in fields(self)[1:]:
-            value = getattr(self, field.name)
-            if value not in (None, ""):
-                words += [_OPTIONS.get(field.name, "--" + field.name.replace("_", "-")), str(value)]
-        return [*words, "-o", str(output)]
-
-
-_OPTIONS: Final = {"steps": "--timed-steps", "network": "--note"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +61,9 @@ class NeededWorks:
         return bool(self.collectives or self.transfers)
 
 
-def needed_works(asked: EventsRequest, *, use_cache: bool = True) -> NeededWorks:
+def needed_works(asked: EventsAsk, *, use_cache: bool = True) -> NeededWorks:
     """Lower the plan of ``asked`` and return its distinct works; raises ``RequestError`` if it has no plan."""
-    request = resolve(
-        Ask(
-            asked.model,
-            cluster=asked.cluster,
-            strategy=asked.strategy,
-            global_batch=asked.global_batch,
-            seq=asked.seq,
-            precision=asked.precision,
-            runtime=asked.runtime,
-            use_cache=use_cache,
-        )
-    ).request
+    request = resolve(asked.step(use_cache=use_cache)).request
     graph, cluster, strategy = request.graph, request.cluster, request.strategy
     lowered = lower(for_workers(request), grain="operator")
     works = lowered.plan.works

@@ -28,6 +28,7 @@ from traincast.graph import Operator, Phase
 from traincast.graph.capture.capture import sum_of
 from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.capture.repeats import Repeat, folded
+from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import Traceable
 from traincast.profiling.operators.in_model import (
     HALF,
@@ -43,12 +44,6 @@ from traincast.profiling.timing import disturbed, quiet, run_queue_delay_s
 _LEAST_STEPS: Final = 3
 _FLOOR: Final = 0.05
 """An operator keeps at least this share of its watched time, however much the watching seems to have cost."""
-_TRAINED: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": lambda parameters, **how: torch.optim.SGD(parameters, momentum=0.9, **how),
-    "sgd-plain": torch.optim.SGD,
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,8 +124,9 @@ def training_step(
 
 def optimizer_of(traceable: Traceable, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return the fused optimizer of a model; AdamW stands in for those that PyTorch does not have."""
-    make = _TRAINED.get(traceable.optimizer, torch.optim.AdamW)
-    return make(trained, lr=1e-5, fused=True)
+    optimizer = optimizer_called(traceable.optimizer)
+    make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, optimizer.torch or "AdamW")
+    return make(trained, lr=1e-5, fused=True, **optimizer.arguments)
 
 
 class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]

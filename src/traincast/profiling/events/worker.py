@@ -18,7 +18,9 @@ from traincast.estimate.events.file import CARD, REAL, EventsCard, Row, contents
 from traincast.estimate.events.keys import P2P, operator_key, text_of, update_key
 from traincast.estimate.events.model import PURPOSES
 from traincast.graph import Operator, OpKind
+from traincast.graph.optimizers import optimizer_called
 from traincast.journal import Journal
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import (
     EventsPlan,
     EventsProfile,
@@ -31,12 +33,12 @@ from traincast.profiling.events.measure import (
     rows_of,
 )
 from traincast.profiling.events.network import STATISTIC, MessageTimer, interference
-from traincast.profiling.events.request import EventsRequest, Message, NeededWorks, backend_of, needed_works
+from traincast.profiling.events.request import Message, NeededWorks, backend_of, needed_works
 from traincast.profiling.events.silent_replica import silent_replica
 from traincast.profiling.events.steps import StepTimer, TimedSteps, training_step
 from traincast.profiling.machine.device import free_memory
 from traincast.profiling.operators.executors import executor_of, memory_of
-from traincast.profiling.operators.in_model import STATES, CannotRunModelError
+from traincast.profiling.operators.in_model import CannotRunModelError
 from traincast.profiling.operators.tensors import CannotRunError, Make
 
 Replayed = tuple[Operator, float, float, float, int]
@@ -115,7 +117,7 @@ _KIND: Final = "measured events"
 class EventsWorker:
     """One process of a launch; rank 0 decides what is measured next, and keeps the rows."""
 
-    def __init__(self, request: EventsRequest, output: Path, *, say: Callable[[str], None]) -> None:
+    def __init__(self, request: EventsAsk, output: Path, *, say: Callable[[str], None]) -> None:
         self.request = request
         self.output = output
         self.say = say
@@ -223,7 +225,7 @@ class OperatorEvents:
     All ``processes`` measure at the same time, and do the same. ``warnings`` has what could not be measured.
     """
 
-    def __init__(self, request: EventsRequest, needed: NeededWorks, *, device: str, processes: int) -> None:
+    def __init__(self, request: EventsAsk, needed: NeededWorks, *, device: str, processes: int) -> None:
         self._request, self._needed = request, needed
         self._device, self._processes = device, processes
         self.warnings: list[str] = []
@@ -325,7 +327,7 @@ class OperatorEvents:
 def step_memory(needed: NeededWorks) -> float:
     """Return roughly the bytes that a training step of the whole model takes on one processor, with its optimizer."""
     graph, batch = needed.graph, needed.micro_batch
-    states = STATES.get(next((op.name for op, _ in graph if op.kind is OpKind.OPTIMIZER), ""), 2)
+    states = optimizer_called(next((op.name for op, _ in graph if op.kind is OpKind.OPTIMIZER), "")).states
     kept = sum(t.nbytes for op, count in graph for t in op.with_batch(batch).saved * count)
     return 1.2 * (4.0 * graph.num_parameters * (2 + states) + kept)
 

@@ -22,7 +22,7 @@ _MEAN: Final = 1  # a loss reduced by its mean, as aten counts reductions
 
 
 def _batch_norm(operator: Operator, make: Make) -> Call:
-    if operator.name.endswith("backward"):
+    if operator.is_gradient:
         grad, x, weight = make.all(operator.inputs[:3])
         _, mean, inverse = aten.native_batch_norm.default(x, weight, weight, None, None, True, 0.1, _EPS)
         arguments = (grad, x, weight, None, None, mean, inverse, True, _EPS, [True, True, True])
@@ -35,7 +35,7 @@ def _batch_norm(operator: Operator, make: Make) -> Call:
 
 
 def _layer_norm(operator: Operator, make: Make) -> Call:
-    if operator.name.endswith("backward"):
+    if operator.is_gradient:
         grad, x = make.all(operator.inputs[:2])
         shape = list(operator.outputs[1].shape) if len(operator.outputs) > 1 else [x.shape[-1]]
         _, mean, rstd = aten.native_layer_norm.default(x, shape, None, None, _EPS)
@@ -50,7 +50,7 @@ def _layer_norm(operator: Operator, make: Make) -> Call:
 
 
 def _group_norm(operator: Operator, make: Make) -> Call:
-    backward = operator.name.endswith("backward")
+    backward = operator.is_gradient
     x = make(operator.inputs[1 if backward else 0])
     samples, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     weight = torch.ones(channels, dtype=x.dtype, device=x.device)
@@ -66,7 +66,7 @@ def _group_norm(operator: Operator, make: Make) -> Call:
 
 def _rms_norm(operator: Operator, make: Make) -> Call:
     """PyTorch's fused operator if there is one, else the zoo's own."""
-    backward = operator.name.endswith("backward")
+    backward = operator.is_gradient
     x, weight = make.all(operator.inputs[1:3] if backward else operator.inputs[:2])
     fused = make.device != "cpu" and hasattr(aten, "_fused_rms_norm")
     if fused:
@@ -99,7 +99,7 @@ def _softmax(operator: Operator, make: Make) -> Call:
 
 
 def _dropout(operator: Operator, make: Make) -> Call:
-    if operator.name.endswith("backward"):
+    if operator.is_gradient:
         return bound(aten.native_dropout_backward.default, (*make.all(operator.inputs[:2]), 1.0 / 0.9))
     return bound(aten.native_dropout.default, (make(operator.inputs[0]), 0.1, True))
 
@@ -110,7 +110,7 @@ def _bernoulli(operator: Operator, make: Make) -> Call:
 
 def _nll_loss(operator: Operator, make: Make) -> Call:
     function = getattr(aten, operator.name).default
-    if operator.name.endswith("backward"):
+    if operator.is_gradient:
         grad, x, labels, total = operator.inputs
         ids = make.index(labels, x.shape[1])
         return bound(function, (make(grad), make(x), ids, None, _MEAN, -100, make.share(total)))
@@ -137,7 +137,7 @@ def _smooth_l1(operator: Operator, make: Make) -> Call:
 
 
 def _pool(operator: Operator, make: Make) -> Call:
-    backward = operator.name.endswith("backward")
+    backward = operator.is_gradient
     data = operator.inputs[1] if backward else operator.inputs[0]
     out = operator.inputs[0] if backward else operator.outputs[0]
     dims = 3 if "pool3d" in operator.name else 2
@@ -185,7 +185,7 @@ def _resize(operator: Operator, make: Make) -> Call:
     function = getattr(aten, operator.name).default
     corners = () if "nearest" in operator.name else (False,)
     scales = (None,) * dims
-    if operator.name.endswith("backward"):
+    if operator.is_gradient:
         return bound(function, (make(x), list(x.shape[2:]), list(out.shape), *corners, *scales))
     return bound(function, (make(x), list(out.shape[2:]), *corners, *scales))
 

@@ -20,17 +20,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from traincast.errors import TraincastError
+from traincast.estimate.events.keys import operator_key
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec, zoo
-from traincast.graph.capture.aten import FREE, describe
+from traincast.graph.capture.aten import describe
 from traincast.graph.capture.capture import sum_of
 from traincast.graph.capture.own_modules import load_factory
 from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.capture.repeats import folded
 from traincast.graph.load import load_model
+from traincast.graph.optimizers import optimizer_called
+from traincast.graph.vocabulary import FREE
 from traincast.graph.zoo import Traceable
 from traincast.profiling.operators.executors import executor_of
 from traincast.profiling.operators.tensors import CannotRunError
-from traincast.profiling.rows import key_of
 from traincast.profiling.timing import SLOW_RATE, Timing
 from traincast.units import format_bytes, format_seconds
 
@@ -47,7 +49,6 @@ _DTYPES: Final = {
     torch.bool: DType.BOOL,
 }
 HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 _INIT: Final = 0.02
 _MAKES_UNSET: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _UNSET: Final = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
@@ -152,7 +153,7 @@ def _run(
     with cut:
         module = copy.deepcopy(traceable.module)
     weights = sum(p.numel() for p in module.parameters()) * 4.0
-    need = weights * (2 + STATES.get(traceable.optimizer, 2)) * 1.2
+    need = weights * (2 + optimizer_called(traceable.optimizer).states) * 1.2
     if need > memory:
         raise CannotRunModelError(
             f"needs {format_bytes(need)} for weights, gradients and optimizer, but {format_bytes(memory)} are free"
@@ -286,7 +287,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         operator = operator_run(func, args, kwargs, out, phase=self.phase, parameters=self.parameters)
         key = ""
         if operator is not None:
-            key = key_of(operator)
+            key = operator_key(operator)
             self._operators.setdefault(key, operator)
         if func._schema.name in _UNSET:
             func = None  # so that later steps come here again and set the labels
@@ -307,7 +308,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _build_update(self, optimizer: str, shape: tuple[int, ...]) -> tuple[str, Any]:
         spec = TensorSpec(shape, DType.FP32)
-        states = STATES.get(optimizer, 2)
+        states = optimizer_called(optimizer).states
         operator = Operator(
             name=optimizer,
             kind=OpKind.OPTIMIZER,
@@ -320,7 +321,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             call = executor_of(operator, device=self._device)
         except CannotRunError:
             return "", None
-        key = key_of(operator)
+        key = operator_key(operator)
         self._operators.setdefault(key, operator)
         return key, call
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from traincast.errors import CaptureError, RequestError
+from traincast.estimate.events.keys import operator_key
 from traincast.graph import Operator, Scalar, zoo
 from traincast.graph.capture.capture import require_torch
 from traincast.graph.capture.own_modules import takes_seq
@@ -18,7 +19,7 @@ from traincast.imports import import_callable
 from traincast.profiling.machine.device import check_device, device_name, framework_name, free_memory
 from traincast.profiling.operators.opset import FULL, SIZES, is_operator_set, load_operator_set, operator_set
 from traincast.profiling.output import Profile, ProfileOutput, Progress, Unmeasured
-from traincast.profiling.rows import Row, canonical, key_of, operator_from_row, row_of
+from traincast.profiling.rows import Row, canonical, operator_from_row, row_of
 from traincast.profiling.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision
 from traincast.units import format_bytes, format_seconds
@@ -114,7 +115,7 @@ def distinct_operators(operators: Iterable[Operator]) -> dict[str, Operator]:
     """Operators by key; of several with one key, the first."""
     found: dict[str, Operator] = {}
     for operator in operators:
-        found.setdefault(key_of(operator), canonical(operator))
+        found.setdefault(operator_key(operator), canonical(operator))
     return found
 
 
@@ -194,7 +195,7 @@ def profile_operators(request: OperatorRequest, output: Path, *, progress: Progr
 
 def operator_identity(row: Row) -> str:
     """A text that is equal for rows of the same measurement."""
-    key = key_of(operator_from_row(row))
+    key = operator_key(operator_from_row(row))
     model = row["model"] if row["context"] == IN_MODEL else ""
     return "|".join((row["context"], row["device"], row["framework"], row["source"], model, key))
 

@@ -68,7 +68,7 @@ def _cumulative(operator: Operator, make: Make) -> Call:
 
 
 def _embedding(operator: Operator, make: Make) -> Call:
-    if operator.name.endswith("backward"):
+    if operator.is_gradient:
         grad, ids = operator.inputs[:2]
         rows = operator.outputs[0].shape[0]
         return bound(aten.embedding_dense_backward.default, (make(grad), make.index(ids, rows), rows, -1, False))

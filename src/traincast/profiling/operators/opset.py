@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.events.keys import PHASES, operator_key
 from traincast.files import write_json
 from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.files import read_json
 from traincast.graph.load import load_model
 from traincast.profiling.operators.opset_layers import TYPES, Operators
 from traincast.profiling.operators.opset_shapes import CNN_MODELS, MAX_HIDDEN, LayerShape, published_shapes
-from traincast.profiling.rows import PHASES, canonical, key_of, operator_of, params_of
+from traincast.profiling.rows import canonical, operator_of, params_of
 
 _TYPE_OF_KIND: Final = {OpKind.CONV: "Conv", OpKind.DEPTHWISE_CONV: "DepthConv", OpKind.BATCH_NORM: "BatchNorm"}
 _TYPE_OF_NAME: Final = {
@@ -50,7 +51,7 @@ def operators_by_family() -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     for family, model in CNN_MODELS.items():
         found = {
-            key_of(operator): operator
+            operator_key(operator): operator
             for operator in load_model(model, use_cache=True).operators
             if operator.phase is Phase.FORWARD and operator.kind is not OpKind.LOSS
         }
@@ -146,7 +147,7 @@ def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1, si
             operators = kind.build(_shrunk(drawn_shape) if size == SMALL else drawn_shape, batch)
             if size == SMALL and not all(map(_is_small, operators)):
                 continue
-            fresh = {key_of(op): canonical(op) for op in operators}
+            fresh = {operator_key(op): canonical(op) for op in operators}
             fresh = {key: op for key, op in fresh.items() if key not in seen}
             seen.update(fresh)
             chosen += fresh.values()

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.graph.operator import NO_ATTRIBUTES
+from traincast.graph.optimizers import OPTIMIZERS
 from traincast.profiling.operators.opset_shapes import LayerShape
 
 Operators: TypeAlias = tuple[Operator, ...]
@@ -288,11 +289,11 @@ def _optimizer(shape: LayerShape, batch: int) -> Operators:
             name=name,
             kind=OpKind.OPTIMIZER,
             phase=Phase.OPTIMIZER,
-            inputs=(weight,) * (2 + states),
-            outputs=(weight,) * (1 + states),
+            inputs=(weight,) * (2 + OPTIMIZERS[name].states),
+            outputs=(weight,) * (1 + OPTIMIZERS[name].states),
             parameters=(weight,),
         )
-        for name, states in (("adamw", 2), ("sgd", 1))
+        for name in ("adamw", "sgd")
     )
 
 

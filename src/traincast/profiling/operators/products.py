@@ -8,6 +8,7 @@ import torch
 
 import traincast.graph.zoo.parts.kernels  # noqa: F401  (registers the operators of the zoo)
 from traincast.graph import Operator, Phase
+from traincast.graph.vocabulary import OpKind, names_of
 from traincast.profiling.operators.tensors import Builder, Call, CannotRunError, Make, bound, named
 from traincast.profiling.operators.windows import conv_window
 
@@ -45,7 +46,7 @@ def _grouped_gemm(operator: Operator, make: Make) -> Call:
 
 def _attention(operator: Operator, make: Make) -> Call:
     causal = bool(operator.attributes.get("causal", False))
-    backward = operator.name.endswith("backward")
+    backward = operator.is_gradient
     q, k, v = make.all(operator.inputs[-3:])
     if operator.name.startswith("attention"):
         forward = bound(own.attention.default, (q, k, v, causal))
@@ -121,7 +122,7 @@ def _rnn(operator: Operator, make: Make) -> Call:
     tensors = make.all(operator.inputs[:7])
     hidden = operator.inputs[2].shape[1]
     forward = bound(aten.mkldnn_rnn_layer.default, (*tensors, False, [], _LSTM, hidden, 1, True, False, False, True))
-    if not operator.name.endswith("backward"):
+    if not operator.is_gradient:
         return forward
     with torch.enable_grad():  # without this, it keeps nothing for its gradient
         out, hy, cy, workspace = forward()
@@ -139,7 +140,7 @@ def _plain_rnn(operator: Operator, make: Make) -> Call:
         out, last = function(data, state[None], weights, True, 1, 0.0, False, False, False)
         return out, last[0]
 
-    if not operator.name.endswith("backward"):
+    if not operator.is_gradient:
         return forward
     with torch.enable_grad():
         for tensor in tensors:
@@ -152,14 +153,7 @@ def _plain_rnn(operator: Operator, make: Make) -> Call:
 PRODUCTS: Final[dict[str, Builder]] = {
     **named(_gemm, "mm addmm bmm baddbmm mv addmv"),
     **named(_grouped_gemm, "grouped_mm grouped_mm_backward"),
-    **named(
-        _attention,
-        "attention attention_backward _scaled_dot_product_flash_attention_for_cpu "
-        "_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention "
-        "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention "
-        "_scaled_dot_product_cudnn_attention_backward",
-    ),
+    **dict.fromkeys(names_of(OpKind.ATTENTION), _attention),
     **named(_conv, "convolution convolution_backward conv2d.bwd_data conv2d.bwd_weight"),
     **named(_rnn, "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
     **named(_plain_rnn, "gru_layer gru_layer_backward rnn_layer rnn_layer_backward"),

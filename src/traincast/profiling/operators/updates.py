@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 
 from traincast.graph import Operator
-from traincast.profiling.operators.tensors import Builder, Call, Make, named
+from traincast.graph.optimizers import OPTIMIZERS
+from traincast.profiling.operators.tensors import Builder, Call, Make
 
 
 def _update(operator: Operator, make: Make) -> Call:
@@ -18,7 +19,7 @@ def _update(operator: Operator, make: Make) -> Call:
     states = [state.abs() for state in states]
     step = torch.ones((), device=make.device)
     extra = [make(t) for t in operator.outputs[1 + len(states) :]]
-    update = _STEPS[operator.name](weight, gradient, states, step)
+    update = _KERNELS[OPTIMIZERS[operator.name].kernel](weight, gradient, states, step)
 
     def run() -> Any:
         update()
@@ -83,13 +84,13 @@ def _lamb(weight: torch.Tensor, gradient: torch.Tensor, states: list[torch.Tenso
     return update
 
 
-_STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor], Call]]] = {
-    "adamw": _adam("_fused_adamw_"),
-    "adam": _adam("_fused_adam_"),
+_KERNELS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor], Call]]] = {
+    "_fused_adamw_": _adam("_fused_adamw_"),
+    "_fused_adam_": _adam("_fused_adam_"),
+    "_fused_sgd_": _sgd,
     "lamb": _lamb,
-    "sgd": _sgd,
-    "sgd-plain": _sgd,
 }
+"""Updates of one tensor, by the kernel that the table of optimizers names."""
 
-UPDATES: Final[dict[str, Builder]] = named(_update, " ".join(_STEPS))
+UPDATES: Final[dict[str, Builder]] = {name: _update for name, optimizer in OPTIMIZERS.items() if optimizer.kernel}
 """Builders by the name of the optimizer."""

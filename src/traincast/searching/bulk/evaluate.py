@@ -24,7 +24,7 @@ from traincast.searching.bulk.balance import balanced_layers
 from traincast.searching.bulk.blocks import DEVICE, PASSES, BlockTable
 from traincast.searching.bulk.family import NOT_RUN, Batch, Blocks, Cut, EvaluatedFamily, Fitting, Sharing
 from traincast.searching.bulk.memory import MemberMemory
-from traincast.searching.bulk.outline import Outline, Outliner, stand_ins
+from traincast.searching.bulk.outline import Outline, Outliner, placeholders
 from traincast.searching.bulk.rounds import slots_of_way, stages_of, step_of
 from traincast.searching.bulk.steps import slots_of, step_seconds, timed
 from traincast.searching.bulk.works import Works
@@ -347,7 +347,7 @@ class Bulk:
         key = *alike, way.route, cut.pieces, hosts, way.splits, way.pairs
         if key not in self._outlines:
             request = replace(entry.request, strategy=entry.strategy(batch, sharing))
-            prepared = entry.prepared(stand_ins(entry.programs), cut.pieces, way, self._precision)
+            prepared = entry.prepared(placeholders(entry.programs), cut.pieces, way, self._precision)
             layout = Layout(request=request, prepared=prepared)
             self._outlines[key] = self._outliner.outline(layout, alike, hosts, split=way.splits)
         return self._outlines[key]

@@ -1,9 +1,10 @@
 """Outlines: the tasks of every kind of slot, laid out once for all strategies that differ only in shapes.
 
-A layout asks what blocks hold and how they are sharded, not what their works are. So an outline is made from stand-ins:
-programs whose passes are one mark each. The layout (:class:`traincast.strategy.lower.Layout`) and the tasks
-(:class:`traincast.strategy.template.TemplateMaker`) are those of single forecasts. Only costs are numbered otherwise: a
-mark stands for a row of a table of blocks (:mod:`traincast.searching.bulk.blocks`), which is filled in later.
+A layout asks what blocks hold and how they are sharded, not what their works are. So an outline is made from
+placeholders: programs whose passes are one mark each. The layout (:class:`traincast.strategy.lower.Layout`) and the
+tasks (:class:`traincast.strategy.template.TemplateMaker`) are those of single forecasts. Only costs are numbered
+otherwise: a mark stands for a row of a table of blocks (:mod:`traincast.searching.bulk.blocks`), which is filled in
+later.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _COUNTED: Final = 3
 """Lanes whose busy seconds are counted: host, compute, data."""
 
 
-def stand_ins(programs: Sequence[BlockProgram]) -> tuple[BlockProgram, ...]:
+def placeholders(programs: Sequence[BlockProgram]) -> tuple[BlockProgram, ...]:
     """Return the programs with one mark in place of the works of each pass."""
-    return tuple(_stand_in(number, program) for number, program in enumerate(programs))
+    return tuple(_placeholder(number, program) for number, program in enumerate(programs))
 
 
-def _stand_in(number: int, program: BlockProgram) -> BlockProgram:
+def _placeholder(number: int, program: BlockProgram) -> BlockProgram:
     def mark(what: Pass) -> tuple[Item, ...]:
         if not program.items(what):
             return ()
@@ -159,8 +160,8 @@ class _Sketcher(TemplateMaker):
 
     def message(self, link: int, *, backward: bool, paired: bool) -> _Sketch:
         """The sketch of a message on a link; only what the host does for it is counted as busy."""
-        stand_in = Transfer(nbytes=float(link), crosses_nodes=False)
-        tasks = self._tasks(self.send(stand_in, backward=backward, paired=paired))
+        placeholder = Transfer(nbytes=float(link), crosses_nodes=False)
+        tasks = self._tasks(self.send(placeholder, backward=backward, paired=paired))
         counted = np.where(tasks.counted == _LANES[Stream.HOST], tasks.counted, _COUNTED)
         return self._sketch(replace(tasks, counted=counted))
 
@@ -251,7 +252,7 @@ class Outliner:
         self._known: dict[tuple[object, ...], _Sketch | None] = {}
 
     def outline(self, layout: Layout, key: tuple[object, ...], hosts: Sequence[bool], *, split: bool) -> Outline:
-        """The templates of ``layout``, whose programs are stand-ins; ``split`` for schedules with split backwards.
+        """The templates of ``layout``, whose programs are placeholders; ``split`` for schedules with split backwards.
 
         ``key`` tells layouts apart that make other templates of the same blocks; ``hosts`` are ways to end a step: with
         the optimizer on the device, or on the host.

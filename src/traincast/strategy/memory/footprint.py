@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from traincast.graph import Block, DType, Operator, OpKind
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.program.attention import unfused_saved
 from traincast.strategy.program.cut import saved_fraction
 from traincast.strategy.program.recompute import Recomputation
 from traincast.strategy.program.sharded_model import ShardedModel
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 from traincast.strategy.program.works import label_of, makes_weight_gradients, rank_expert, rank_operator
 
 _TENSOR_BUFFERS: Final = 4.0

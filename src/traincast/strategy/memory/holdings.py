@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.graph import Block, DType, OperatorGraph, Phase, TensorSpec
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.program.embedding_tables import find_tables
 from traincast.strategy.program.sharded_model import ShardedModel
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 
 _CUT: Final = frozenset({Role.COLUMN, Role.ROW, Role.VOCAB})
 

@@ -8,6 +8,7 @@ forward keeps stay until its backward, and the running pass needs working memory
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from traincast.graph.optimizers import PAGED_OPTIMIZERS
+from traincast.graph.optimizers import optimizer_called
 from traincast.strategy.memory.update import update_copies, updates_here
 from traincast.strategy.program.block import BlockProgram
 from traincast.strategy.program.precision import Precision
@@ -73,6 +74,23 @@ class Memory:
     def to_dict(self) -> dict[str, float]:
         """Components by name."""
         return {name: getattr(self, name) for name in COMPONENTS}
+
+
+def reported(memories: Sequence[Memory], runtime: Runtime, *, capacity: float = math.inf) -> float:
+    """Bytes that a run shows: what the runtime counts, on the rank that it reports; ``capacity`` is the device's.
+
+    A device that shows all its memory shows at most ``capacity``: allocators give unused blocks back before they fail.
+    """
+    paged = [m.parts.get("paged optimizer states", 0.0) for m in memories]
+    match runtime.memory.counter:
+        case "allocated":
+            beside = [0.0 for _ in memories]
+        case "reserved":
+            beside = [m.parts.get("fragmentation", 0.0) for m in memories]
+        case "device":
+            beside = [min(m.other + m.cached, capacity - m.tensors) for m in memories]
+    counts = [m.tensors - away + more for m, away, more in zip(memories, paged, beside, strict=True)]
+    return counts[0] if runtime.memory.reports == "first" else max(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +209,7 @@ def states_of(
     held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
     updates = held[1] if updates_here(strategy, optimizer=optimizer) else 0.0
     states = sum_of_states(programs, precision)
-    paged = any(p.num_parameters and p.optimizer_name in PAGED_OPTIMIZERS for p in programs)
+    paged = any(p.num_parameters and optimizer_called(p.optimizer_name).paged for p in programs)
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
     frozen, buffers = _fixed(programs, strategy=strategy)
     return {

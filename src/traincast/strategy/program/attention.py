@@ -64,7 +64,7 @@ def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:
     scores = flat(sq, sk)
     mask = TensorSpec((b * h, sq, sk), DType.BOOL, 0)
     apart = ["scale", "mask"] if eager else []
-    if op.name.endswith("backward"):
+    if op.is_gradient:
         return [
             make("grad_probabilities", gemm, [flat(sq, dv), flat(dv, sk)], [scores]),
             make("grad_values", gemm, [flat(sk, sq), flat(sq, dv)], [flat(sk, dv)]),

@@ -17,10 +17,8 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.graph import DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph.vocabulary import PRODUCTS
 
-_PRODUCTS: Final = frozenset(
-    {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.DEPTHWISE_CONV, OpKind.RNN}
-) | {OpKind.ATTENTION}
 _FP32: Final = frozenset(
     "_softmax _safe_softmax native_layer_norm native_group_norm acos asin cosh sinh tan erfinv exp exp_ expm1 expm1_ "
     "log log_ log10 log2 log1p log1p_ reciprocal reciprocal_ rsqrt rsqrt_ pow pow_ cumsum cumprod sum prod norm "
@@ -87,7 +85,7 @@ class _Caster:
         if op.attributes.get("as_is") or op.kind is OpKind.LOSS or "log_softmax" in op.name:
             return []  # described with its dtypes
         sources = [(self._wide.get(i, False), self._graph.operators[i]) for i in self._makers[index] if i in self._wide]
-        if op.kind in _PRODUCTS:
+        if op.kind in PRODUCTS:
             self._wide[index] = False
             return self._narrowed(index, op, [source for wide, source in sources if wide])
         listed = op.name in _FP32

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.graph import Block, DType, Operator
-from traincast.graph.optimizers import STATES
+from traincast.graph.optimizers import OPTIMIZERS
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.footprint import Footprint, footprint
 from traincast.strategy.memory.holdings import Fixed, Frozen, Holdings, holdings_of
 from traincast.strategy.mesh import Group
@@ -21,7 +22,6 @@ from traincast.strategy.program.host_work import beside_operators
 from traincast.strategy.program.item import Item
 from traincast.strategy.program.recompute import RECOMPUTATIONS, Recomputation
 from traincast.strategy.program.sharded_model import ShardedModel
-from traincast.strategy.program.sharding import LINEAR
 from traincast.strategy.program.traffic import Traffic, backward_traffic, forward_traffic
 from traincast.strategy.program.works import accumulation, offloaded, operator_items, weight_cast
 from traincast.strategy.schedules.slots import Pass
@@ -129,7 +129,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         frozen=holdings.frozen,
         frozen_experts=holdings.frozen_experts,
         fixed=holdings.fixed,
-        optimizer_states=STATES[first.name] if first else 0,
+        optimizer_states=OPTIMIZERS[first.name].states if first else 0,
         optimizer_name=first.name if first else "adamw",
         footprint=held,
         boundary_bytes=boundary,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
+from traincast.graph.vocabulary import LINEAR
 from traincast.graph.work_amount import gemm_dims
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 
 _BY_HEAD: Final = frozenset({OpKind.ATTENTION, OpKind.SCAN})
 """Operators whose second dim is heads, each of which stands alone."""

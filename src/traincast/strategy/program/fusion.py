@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.operator import Scalar
+from traincast.graph.vocabulary import POINTWISE, Scalar
 from traincast.strategy.runtime import Fusion
 
-_POINTWISE: Final = frozenset({OpKind.ACTIVATION, OpKind.ELEMENTWISE, OpKind.DROPOUT})
 _CHAIN: Final = 3
 """Operators after a batch norm that may still read its result: a copy, an addition, an activation."""
 _LOSS: Final = frozenset({OpKind.SOFTMAX, OpKind.LOSS})
@@ -37,11 +36,11 @@ def _batch_norm(last: Operator, op: Operator, reads: bool) -> bool:
 
 def _beside_norm(op: Operator) -> bool:
     """Whether a kernel can do ``op`` while it normalises; it need not copy a tensor that is overwritten later."""
-    return op.kind in _POINTWISE or op.name == "clone"
+    return op.kind in POINTWISE or op.name == "clone"
 
 
 def _elementwise(last: Operator, op: Operator, reads: bool) -> bool:
-    return last.kind in _POINTWISE and op.kind in _POINTWISE and reads
+    return last.kind in POINTWISE and op.kind in POINTWISE and reads
 
 
 def _loss(last: Operator, op: Operator, reads: bool) -> bool:

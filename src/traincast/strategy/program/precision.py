@@ -7,14 +7,8 @@ from typing import Final
 
 from traincast.errors import UnknownNameError, expect
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.graph.optimizers import BYTE_OPTIMIZERS
-
-_PRODUCTS: Final = frozenset(
-    {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.DEPTHWISE_CONV, OpKind.RNN}
-)
-_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
-STATE_BLOCK: Final = 256
-"""States that share one constant in 8-bit optimizers (Dettmers et al. 2021, arXiv:2110.02861)."""
+from traincast.graph.optimizers import optimizer_called
+from traincast.graph.vocabulary import LINEAR, PRODUCTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +50,8 @@ class Precision:
             return op  # the loss is always computed in fp32
         if op.attributes.get("as_is"):  # kernels that mix dtypes, described for 16-bit training
             return op if self.activations.nbytes <= 2 else _cast_all(op, self.activations)
-        compute = self.linear if op.kind in _LINEAR else self.products
-        inside = compute if op.kind in _PRODUCTS or op.kind is OpKind.ATTENTION else self.activations
+        compute = self.linear if op.kind in LINEAR else self.products
+        inside = compute if op.kind in PRODUCTS else self.activations
         if inside.nbytes < 2 and op.kind is OpKind.ATTENTION:
             inside = self.activations
         wide = "reads" in op.attributes, "writes" in op.attributes  # products of adapters in fp32, and conversions
@@ -72,7 +66,7 @@ class Precision:
         """The update: reads the gradient, reads and writes master weights and states, writes the weights."""
         shape = op.parameters[0]
         states = len(op.inputs) - 2
-        state = DType.INT8 if op.name in BYTE_OPTIMIZERS else self.states
+        state = DType.INT8 if optimizer_called(op.name).state_bytes else self.states
         kept = [
             _cast(shape, self.master or self.weights),
             *(_cast(shape, state) for _ in range(states)),
@@ -90,7 +84,7 @@ class Precision:
 
     def state_bytes(self, optimizer: str) -> float:
         """Bytes of one state of one weight, with the constants of 8-bit optimizers (one fp32 per block)."""
-        return 1.0 + 4.0 / STATE_BLOCK if optimizer in BYTE_OPTIMIZERS else self.states.nbytes
+        return optimizer_called(optimizer).state_bytes or self.states.nbytes
 
     def optimizer_bytes(self, numel: float, states: int, optimizer: str = "") -> float:
         """Bytes of the optimizer's ``states`` per weight, and of master weights, for ``numel`` weights."""

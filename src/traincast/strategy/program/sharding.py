@@ -17,10 +17,9 @@ from typing import Final
 
 from traincast.errors import StrategyError
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.strategy import ShardRule
 
-LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
-"""Operators of linear layers."""
 _KEEPS_SHARDS: Final = frozenset(
     {
         OpKind.ACTIVATION,

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from traincast.graph import Block, OpKind, Phase, TensorSpec
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.mesh import Group
 from traincast.strategy.program.embedding_tables import INDEX_BYTES, Tables, find_tables
 from traincast.strategy.program.experts import Region, distinct
 from traincast.strategy.program.item import Behind, Item
 from traincast.strategy.program.sharded_model import ShardedModel
-from traincast.strategy.program.sharding import LINEAR, Role
+from traincast.strategy.program.sharding import Role
 from traincast.strategy.program.works import place, rank_operator, rank_works
 from traincast.work import CollectiveKind, Launch
 

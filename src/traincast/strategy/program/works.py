@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.graph import Block, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.holdings import share_of
 from traincast.strategy.program.attention import kernels_of, sink_scopes, without_window
 from traincast.strategy.program.cut import cut_operator
 from traincast.strategy.program.experts import Region, cut_expert, kernel_marks
 from traincast.strategy.program.item import Behind, Item, Share
 from traincast.strategy.program.sharded_model import ShardedModel
-from traincast.strategy.program.sharding import LINEAR
 from traincast.work import HostCopy, Launch
 
 _NONE: Final[Mapping[int, tuple[Share, ...]]] = {}

@@ -62,15 +62,14 @@ class Bed:
         """All-reduce ``tensor`` while compute goes on; the span ends when the result is there."""
         self.device_done()
         start, nbytes = now(), float(tensor.numel() * tensor.element_size())
-        step, microbatch = self.recorder.step, self.recorder.microbatch
+        at = self.recorder.step, self.recorder.microbatch
         work = dist.all_reduce(tensor, group=group, async_op=True)
 
         def done(future: Any) -> torch.Tensor:
             self.reduced = now()
-            self.recorder.add_at(
-                step, microbatch, "communication", "communication", label, "all_reduce", start, self.reduced,
-                nbytes=nbytes,
-            )  # fmt: skip
+            self.recorder.add(
+                "communication", "communication", label, "all_reduce", start, self.reduced, nbytes=nbytes, at=at
+            )
             return future.value()[0]
 
         return work.get_future().then(done)

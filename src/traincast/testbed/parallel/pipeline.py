@@ -112,9 +112,9 @@ class _Message:
         operation = self._operation
         nbytes = float(operation.tensor.numel() * operation.tensor.element_size())
         label = getattr(operation, "carries", "pp send activations")
-        self._bed.recorder.add_at(
-            self._step, self._number, "communication", "message", label, "send" if self.sends else "receive",
-            self._start, now(), nbytes=nbytes, peer=operation.peer,
+        self._bed.recorder.add(
+            "communication", "message", label, "send" if self.sends else "receive", self._start, now(),
+            nbytes=nbytes, peer=operation.peer, at=(self._step, self._number),
         )  # fmt: skip
 
 

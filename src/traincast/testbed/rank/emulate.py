@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
-from traincast.graph.capture.aten import FREE, describe
+from traincast.graph.capture.aten import describe
+from traincast.graph.vocabulary import FREE
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import spec_of, without_scratch
 from traincast.testbed.rank.recorder import SpanRecorder, now, sleep_until

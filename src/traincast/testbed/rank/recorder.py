@@ -59,26 +59,12 @@ class SpanRecorder:
         *,
         nbytes: float = 0.0,
         peer: int = -1,
+        at: tuple[int, int] | None = None,
     ) -> None:
-        """Record a span of the current step."""
-        self.add_at(
-            self.step, self.microbatch, stream, category, label, name, start, end, nbytes=nbytes, peer=peer
-        )  # fmt: skip
+        """Record a span of the current step and microbatch.
 
-    def add_at(  # noqa: PLR0917  (the columns of a span)
-        self,
-        step: int,
-        microbatch: int,
-        stream: str,
-        category: str,
-        label: str,
-        name: str,
-        start: float,
-        end: float,
-        *,
-        nbytes: float = 0.0,
-        peer: int = -1,
-    ) -> None:
-        """Record a span of a given step, for communication that ends when another step may have begun."""
+        ``at`` is another step and microbatch, for communication that ends when another step may have begun.
+        """
+        step, microbatch = at or (self.step, self.microbatch)
         with self._lock:
             self.rows.append(SpanRow(step, microbatch, stream, category, label, name, start, end, nbytes, peer))

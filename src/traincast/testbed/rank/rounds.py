@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from traincast.collector import without_collector
 from traincast.estimate.events.file import REAL, Row
+from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.network import MessageTimer, call_of, interference
-from traincast.profiling.events.request import EventsRequest, Message, needed_works
+from traincast.profiling.events.request import Message, needed_works
 from traincast.profiling.events.worker import OperatorEvents
 from traincast.profiling.timing import longest_delay_s, thread_delays_s
 from traincast.testbed.events import groups_of
@@ -39,7 +40,7 @@ class EventRounds:
         self._calls = self._prepared()
         self._repeats = [1] * len(self._messages)
         self._samples: list[list[tuple[float, float, float]]] = [[] for _ in self._messages]
-        self._asked = EventsRequest(**measured["asked"]) if measured else None
+        self._asked = EventsAsk(**measured["asked"]) if measured else None
         self._operators = self._prepared_operators()
 
     def _prepared(self) -> list[Callable[[], object] | None]:

@@ -23,10 +23,11 @@ from traincast.forecast import default_cost_model
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture.capture import sum_of
 from traincast.graph.capture.recorder import gpu_kernels
+from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import Traceable
 from traincast.profiling.events.steps import optimizer_of
 from traincast.profiling.monitor.device_counter import DeviceCounter
-from traincast.profiling.operators.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
+from traincast.profiling.operators.in_model import ValidTargets, inputs_of, materialize, traceable_of
 from traincast.profiling.timing import disturbed, longest_delay_s, thread_delays_s
 from traincast.strategy import Lowered
 from traincast.strategy.lower import Layout
@@ -285,7 +286,7 @@ def loss_of(model: Traceable, output: Any) -> torch.Tensor:
 def update_of(optimizer: str, parameters: int) -> Operator:
     """The update of all ``parameters`` of a rank, as a plan has it."""
     spec = TensorSpec((max(1, parameters),), DType.FP32)
-    states = STATES.get(optimizer, 2)
+    states = optimizer_called(optimizer).states
     return Operator(
         name=optimizer,
         kind=OpKind.OPTIMIZER,

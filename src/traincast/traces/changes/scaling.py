@@ -23,8 +23,9 @@ from traincast.cluster.hardware import Device
 from traincast.cluster.interconnect import find_node
 from traincast.estimate import CostModel, Estimates
 from traincast.estimate.operators.efficiency import achievable
-from traincast.graph.operator import Operator, OpKind
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.vocabulary import OpKind
 from traincast.traces.files.kineto import Kind
 from traincast.traces.files.trace import ProfilerTrace, RecordedShape
 from traincast.traces.operators.known import convolution, dtype_of, known_operator, tensors_of

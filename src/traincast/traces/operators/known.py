@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from traincast.graph.capture.aten import describe
-from traincast.graph.operator import Operator, OpKind, Phase, Scalar
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.vocabulary import OpKind, Phase, Scalar, kind_of
 from traincast.traces.files.trace import RecordedShape
 
 _DTYPES: Final[dict[str, DType]] = {
@@ -28,47 +29,18 @@ _DTYPES: Final[dict[str, DType]] = {
     "unsigned char": DType.INT8,
     "bool": DType.BOOL,
 }
-_KINDS: Final[dict[str, OpKind]] = {
-    "aten::native_layer_norm": OpKind.LAYER_NORM,
-    "aten::_fused_rms_norm": OpKind.LAYER_NORM,
-    "aten::cudnn_batch_norm": OpKind.BATCH_NORM,
-    "aten::native_batch_norm": OpKind.BATCH_NORM,
-    "aten::miopen_batch_norm": OpKind.BATCH_NORM,
-    "aten::_softmax": OpKind.SOFTMAX,
-    "aten::_log_softmax": OpKind.SOFTMAX,
-    "aten::gelu": OpKind.ACTIVATION,
-    "aten::silu": OpKind.ACTIVATION,
-    "aten::relu": OpKind.ACTIVATION,
-    "aten::relu_": OpKind.ACTIVATION,
-    "aten::clamp_min": OpKind.ACTIVATION,
-    "aten::clamp_min_": OpKind.ACTIVATION,
-    "aten::tanh": OpKind.ACTIVATION,
-    "aten::sigmoid": OpKind.ACTIVATION,
-    "aten::native_dropout": OpKind.DROPOUT,
-    "aten::mean": OpKind.REDUCTION,
-    "aten::sum": OpKind.REDUCTION,
-    "aten::copy_": OpKind.COPY,
-    **dict.fromkeys(
-        ("aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::sub", "aten::div", "aten::div_", "aten::neg",
-         "aten::pow", "aten::rsqrt", "aten::sqrt", "aten::exp", "aten::addcmul_", "aten::addcdiv_"),
-        OpKind.ELEMENTWISE,
-    ),
-}  # fmt: skip
+_ALL: Final = 99
 _OPERANDS: Final[dict[str, int]] = {
     **dict.fromkeys(
-        ("aten::_softmax", "aten::_log_softmax", "aten::gelu", "aten::silu", "aten::relu", "aten::relu_", "aten::tanh",
-         "aten::sigmoid", "aten::native_dropout", "aten::mean", "aten::sum", "aten::neg", "aten::rsqrt", "aten::sqrt",
-         "aten::exp"),
-        1,
+        "native_layer_norm _fused_rms_norm cudnn_batch_norm native_batch_norm miopen_batch_norm copy_".split(), _ALL
     ),
     **dict.fromkeys(
-        ("aten::clamp_min", "aten::clamp_min_", "aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::sub",
-         "aten::div", "aten::div_", "aten::pow"),
-        2,
+        "_softmax _log_softmax gelu silu relu relu_ tanh sigmoid native_dropout mean sum neg rsqrt sqrt exp".split(), 1
     ),
-    **dict.fromkeys(("aten::addcmul_", "aten::addcdiv_"), 3),
-}  # fmt: skip
-"""The leading arguments that an operator reads, where not all are read: a tensor behind them is its ``out=``."""
+    **dict.fromkeys("clamp_min clamp_min_ add add_ mul mul_ sub div div_ pow".split(), 2),
+    **dict.fromkeys("addcmul_ addcdiv_".split(), 3),
+}
+"""The leading arguments that an operator of a trace reads; a tensor behind them is its ``out=``."""
 
 Tensors = tuple[TensorSpec, ...]
 
@@ -88,21 +60,22 @@ def known_operator(name: str, shape: RecordedShape) -> Operator | None:
             return read(name, tensors, shape)
         except (IndexError, ValueError, TypeError):
             return None
-    if name not in _KINDS:
+    bare = name.removeprefix("aten::")
+    kind = kind_of(bare, source="trace")
+    if kind is None or bare == name or bare not in _OPERANDS:
         return None
-    inputs, outputs = _moved(name, _KINDS[name], shape)
-    return _operator(name, _KINDS[name], inputs, outputs)
+    inputs, outputs = _moved(kind, _OPERANDS[bare], shape)
+    return _operator(name, kind, inputs, outputs)
 
 
-def _moved(name: str, kind: OpKind, shape: RecordedShape) -> tuple[Tensors, Tensors]:
-    """Return the tensors that an operator reads and those that it writes.
+def _moved(kind: OpKind, count: int, shape: RecordedShape) -> tuple[Tensors, Tensors]:
+    """Return the tensors that an operator reads, which are its first ``count`` arguments, and those that it writes.
 
     A dim of stride 0 is read once, however often it is repeated (``expand``). A scalar is part of the launch.
     """
     placed = _placed(shape)
     if kind is OpKind.COPY:  # the first argument is only written
         return tuple(once for _, _, once in placed[1:2] or placed), (placed[0][1],)
-    count = _OPERANDS.get(name, math.inf)
     read = [(whole, once) for at, whole, once in placed if at < count]
     written = [whole for at, whole, _ in placed if at >= count]
     if not written:

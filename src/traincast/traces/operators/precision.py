@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from traincast.estimate.events.near import PRODUCTS
 from traincast.graph.tensor import DType
+from traincast.graph.vocabulary import PRODUCTS
 from traincast.traces.changes.scaling import PRODUCT, operators_of
 from traincast.traces.files.trace import ProfilerTrace
 from traincast.traces.operators.known import dtype_of, known_operator

@@ -16,8 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from traincast.graph.capture.aten import FREE, KIND_OF
-from traincast.graph.operator import Operator, Phase
+from traincast.graph.operator import Operator
+from traincast.graph.optimizers import optimizer_of_class
+from traincast.graph.vocabulary import FREE, Phase, kind_of
 from traincast.traces.breakdown import TraceBreakdown, covered
 from traincast.traces.files.kineto import DEVICE_KINDS, Kind
 from traincast.traces.files.trace import Flags, Ints, ProfilerTrace
@@ -36,7 +37,6 @@ _COMPOSED: Final = frozenset(
 )
 """Operators that consist of others, which a captured model has instead."""
 _UPDATE: Final = re.compile(r"^Optimizer\.step#(\w+)\.step")
-_OPTIMIZERS: Final = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Adagrad": "adagrad", "RMSprop": "rmsprop"}
 PASSED_ON: Final = "torch::autograd::AccumulateGrad"
 _RECORDING_NS: Final = 2_000
 """What the profiler takes for one event with shapes: 1.3 to 4.3 µs on one core of a server, PyTorch 2.13."""
@@ -235,7 +235,7 @@ def _marks(trace: ProfilerTrace, lane: int) -> list[_Mark]:
             continue
         if (update := _UPDATE.match(name)) is not None:
             covered = end
-            marks.append(_Mark(start, end, None, _OPTIMIZERS.get(update[1], update[1].lower())))
+            marks.append(_Mark(start, end, None, optimizer_of_class(update[1])))
             continue
         if trace.kind[event] == Kind.ANNOTATION:
             continue
@@ -245,7 +245,7 @@ def _marks(trace: ProfilerTrace, lane: int) -> list[_Mark]:
             covered = end if name == PASSED_ON else covered
         elif bare in FREE:
             covered = end if bare != "reshape" else covered
-        elif bare in KIND_OF and bare not in _COMPOSED:
+        elif kind_of(bare) and bare not in _COMPOSED:
             operator = host_operator(bare, trace.shape_of(event), phase)
             if operator is not None:
                 covered = end

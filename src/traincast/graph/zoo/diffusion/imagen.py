@@ -25,7 +25,7 @@ _HEAD: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionSizes:
-    """What all blocks are told: the width of the vector of time and text, of the words, and heads of attention."""
+    """Sizes of what conditions all blocks: the vector of time and text, the words, and heads that attend to them."""
 
     vector: int
     words: int

@@ -22,7 +22,7 @@ Matrix = Sequence[Sequence[int]]
 
 
 def vertex_channels(inputs: int, outputs: int, matrix: Matrix) -> list[int]:
-    """Channels of every vertex: the output's are shared by what feeds it, and others follow their readers."""
+    """Channels of every vertex: those that feed the output share its channels, others have as many as their readers."""
     last = len(matrix) - 1
     channels = [inputs] + [0] * (last - 1) + [outputs]
     feeding = [vertex for vertex in range(1, last) if matrix[vertex][last]]

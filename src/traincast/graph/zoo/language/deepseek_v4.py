@@ -2,6 +2,14 @@
 
 DeepSeek-AI 2026, "DeepSeek-V4"; shapes as in ``transformers``. Layers that route by a hash of the token
 are built like the others: they look their experts up in place of choosing them.
+
+Residual streams are mixed by learned weights in place of one residual: manifold-constrained hyper-connections (Xie et
+al. 2025, arXiv:2512.24880). A layer reads a weighted sum of the streams, and adds its output to streams that were mixed
+by a doubly stochastic matrix. Training runs each as one fused kernel, so each is an operator here:
+
+* ``traincast::stream_weights``: the weights of each token, Sinkhorn's iterations included;
+* ``traincast::stream_collapse``: the weighted sum;
+* ``traincast::stream_expand``: the mixed streams plus the weighted output.
 """
 
 from __future__ import annotations
@@ -18,11 +26,13 @@ from traincast.errors import RequestError
 from traincast.graph.zoo.language.transformer import expert_sizes, layer_sizes
 from traincast.graph.zoo.parts.further import FurtherToken, check_depths, sum_of_losses
 from traincast.graph.zoo.parts.indexer import IndexSizes, best_keys
+from traincast.graph.zoo.parts.kernels import rms_norm
 from traincast.graph.zoo.parts.layers import (
     LayerConfig,
     MoE,
     RMSNorm,
     Rotary,
+    StackConfig,
     attend,
     check_divides,
     check_sizes,
@@ -30,8 +40,84 @@ from traincast.graph.zoo.parts.layers import (
     token_ids,
 )
 from traincast.graph.zoo.parts.mixers import UnitNorm
-from traincast.graph.zoo.parts.streams import HyperConnection, LastConnection, stream_expand
+from traincast.graph.zoo.parts.scans import differentiable
 from traincast.graph.zoo.traceable import Traceable
+
+_ROUNDS: Final = 20
+_EPS: Final = 1e-6
+
+
+def _stream_weights(mixes: Tensor, base: Tensor, scale: Tensor) -> Tensor:
+    count = round((mixes.shape[-1] + 1) ** 0.5) - 1
+    sizes = [count, count, count * count]
+    factors = torch.cat([factor.expand(size) for factor, size in zip(scale, sizes, strict=True)])
+    read, write, mix = (mixes * factors + base).split(sizes, dim=-1)
+    square = mix.unflatten(-1, (count, count)).softmax(dim=-1) + _EPS
+    for _ in range(_ROUNDS):
+        square = square / (square.sum(dim=-2, keepdim=True) + _EPS)
+        square = square / (square.sum(dim=-1, keepdim=True) + _EPS)
+    return torch.cat((read.sigmoid(), 2 * write.sigmoid(), square.flatten(-2)), dim=-1)
+
+
+def _stream_collapse(streams: Tensor, weights: Tensor) -> Tensor:
+    return (streams * weights[..., None]).sum(dim=2)
+
+
+def _stream_expand(streams: Tensor, out: Tensor, write: Tensor, mix: Tensor) -> Tensor:
+    square = mix.unflatten(-1, (write.shape[-1], write.shape[-1]))
+    return square.mT @ streams + write[..., None] * out[:, :, None]
+
+
+stream_weights = differentiable("stream_weights", _stream_weights, like=0)
+"""Weights of each token: mixes and result [batch, seq, n + n + n·n], base [n + n + n·n], scale [3]."""
+stream_collapse = differentiable(
+    "stream_collapse",
+    _stream_collapse,
+    like=lambda streams, _: streams.new_empty((*streams.shape[:2], streams.shape[3])),
+)
+"""The weighted sum [batch, seq, hidden] of streams [batch, seq, n, hidden] by weights [batch, seq, n]."""
+stream_expand = differentiable("stream_expand", _stream_expand, like=0)
+"""Streams mixed by ``mix`` [batch, seq, n·n], plus ``write`` [batch, seq, n] times ``out`` [batch, seq, hidden]."""
+
+
+class HyperConnection(nn.Module):  # type: ignore[misc]
+    """Reads ``count`` streams into one input of a layer, and writes the layer's output back to them.
+
+    The weights come of a norm over all streams and one projection (Xie et al. 2025, equations 7 to 9).
+    """
+
+    def __init__(self, hidden: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        weights = (2 + count) * count
+        self.register_buffer("ones", torch.ones(count * hidden), persistent=False)
+        self.mixes = nn.Linear(count * hidden, weights, bias=False)
+        self.base = nn.Parameter(torch.zeros(weights))
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The input of the layer [batch, seq, hidden], and what to write and to mix with."""
+        mixes = self.mixes(rms_norm(streams.flatten(2), self.ones, _EPS))
+        weights = stream_weights(mixes, self.base, self.scale)
+        read, write, mix = weights.split([self.count, self.count, self.count**2], dim=-1)
+        return stream_collapse(streams, read), write, mix
+
+
+class LastConnection(nn.Module):  # type: ignore[misc]
+    """Reads the streams behind the last layer into one."""
+
+    def __init__(self, hidden: int, count: int) -> None:
+        super().__init__()
+        self.register_buffer("ones", torch.ones(count * hidden), persistent=False)
+        self.mixes = nn.Linear(count * hidden, count, bias=False)
+        self.base = nn.Parameter(torch.zeros(count))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, streams: Tensor) -> Tensor:
+        """``streams`` [batch, seq, n, hidden] to [batch, seq, hidden]."""
+        mixes = self.mixes(rms_norm(streams.flatten(2), self.ones, _EPS))
+        return stream_collapse(streams, torch.sigmoid(mixes * self.scale + self.base))
+
 
 _NAME: Final = "deepseek-v4"
 MIXERS: Final[Mapping[str, str]] = {
@@ -55,6 +141,14 @@ class SparseConfig:
     out_rank: int
     every: int = 0
     index: IndexSizes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig(StackConfig):
+    """A model on ``streams`` residual streams; ``kinds`` has the attention of each layer."""
+
+    kinds: tuple[SparseConfig, ...]
+    streams: int
 
 
 def keys_seen(seq: int, *, window: int, every: int = 0, top_k: int = 0) -> int:
@@ -185,21 +279,21 @@ class StreamLayer(nn.Module):  # type: ignore[misc]
 class DeepseekV4(nn.Module):  # type: ignore[misc]
     """Token embedding, layers on residual streams, a norm and the logits of the next token."""
 
-    def __init__(
-        self, config: LayerConfig, kinds: list[SparseConfig], *, streams: int, vocab: int, mtp: int = 0
-    ) -> None:
+    def __init__(self, config: StreamConfig) -> None:
         super().__init__()
-        self.streams = streams
-        self.tokens = nn.Embedding(vocab, config.hidden)
-        self.layers = nn.ModuleList(StreamLayer(config, kind, streams) for kind in kinds)
-        self.last = LastConnection(config.hidden, streams)
-        self.norm = RMSNorm(config.hidden)
-        self.logits = nn.Linear(config.hidden, vocab, bias=False)
+        layer, self.streams = config.layer, config.streams
+        self.tokens = nn.Embedding(config.vocab, layer.hidden)
+        self.layers = nn.ModuleList(StreamLayer(layer, kind, config.streams) for kind in config.kinds)
+        self.last = LastConnection(layer.hidden, config.streams)
+        self.norm = RMSNorm(layer.hidden)
+        self.logits = nn.Linear(layer.hidden, config.vocab, bias=False)
         self.further = nn.ModuleList(
             FurtherToken(
-                config.hidden, [RMSNorm(config.hidden) for _ in range(3)], [StreamLayer(config, kinds[0], streams)]
+                layer.hidden,
+                [RMSNorm(layer.hidden) for _ in range(3)],
+                [StreamLayer(layer, config.kinds[0], config.streams)],
             )
-            for _ in range(mtp)
+            for _ in range(config.mtp)
         )
         share_tables(self)
 
@@ -264,9 +358,10 @@ def deepseek_v4(
     plain = SparseConfig(q_rank=q_lora, rope_dim=rope_dim, out_groups=out_groups, out_rank=out_lora)
     index = IndexSizes(heads=index_heads, dim=index_dim, top_k=index_top_k)
     kinds = {"w": plain, "c": replace(plain, every=every, index=index), "h": replace(plain, every=heavily)}
-    letters = [str(mixers)[i % len(str(mixers))] for i in range(layers)]
+    each = tuple(kinds[str(mixers)[i % len(str(mixers))]] for i in range(layers))
+    config = StreamConfig(layers=layers, layer=layer, vocab=vocab, mtp=mtp, kinds=each, streams=streams)
     with torch.device("meta"):
-        module = DeepseekV4(layer, [kinds[letter] for letter in letters], streams=streams, vocab=vocab, mtp=mtp)
+        module = DeepseekV4(config)
     return Traceable(
         module=module, inputs=lambda batch: (token_ids(module, batch, seq),), loss=sum_of_losses, tokens_per_sample=seq
     )

@@ -144,6 +144,21 @@ class LayerConfig:
     experts: Experts | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """What every language model has: ``layers`` like ``layer``, between a table of ``vocab`` tokens and its logits.
+
+    ``tied``: one table serves both. ``mtp`` is the number of tokens after the next one that the model is trained to
+    predict as well.
+    """
+
+    layers: int
+    layer: LayerConfig
+    vocab: int
+    tied: bool = False
+    mtp: int = 0
+
+
 class RMSNorm(nn.Module):  # type: ignore[misc]
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467) as one operator."""
 

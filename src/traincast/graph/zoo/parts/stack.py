@@ -15,34 +15,36 @@ from torch import nn
 from torch.nn import functional
 
 from traincast.graph.zoo.parts.further import FurtherToken, sum_of_losses
-from traincast.graph.zoo.parts.layers import Layer, LayerConfig, cross_entropy, norm, share_tables, token_ids
+from traincast.graph.zoo.parts.layers import (
+    Layer,
+    LayerConfig,
+    StackConfig,
+    cross_entropy,
+    norm,
+    share_tables,
+    token_ids,
+)
 from traincast.graph.zoo.traceable import Traceable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(StackConfig):
     """A transformer: its layers, and what stands before and after them.
 
     The first ``first_dense`` layers have a plain MLP where the others have experts. With a sliding
     window, every ``window_period``-th layer attends to everything (0: none does). ``head`` is ``lm``
     (next token), ``mlm`` (masked tokens and next sentence, as BERT is pre-trained) or ``classes``.
-    ``max_positions`` are learned positions (0: none); ``patch`` and ``image`` are sides in pixels (0: text). ``mtp`` is
-    the number of tokens after the next one that an ``lm`` is trained to predict as well.
+    ``max_positions`` are learned positions (0: none); ``patch`` and ``image`` are sides in pixels (0: text).
     """
 
-    layers: int
-    layer: LayerConfig
-    vocab: int
     max_positions: int = 0
     token_types: int = 0
-    tied: bool = False
     head: str = "lm"
     predictions: int = 0
     first_dense: int = 0
     window_period: int = 0
     patch: int = 0
     image: int = 0
-    mtp: int = 0
 
     def layer_configs(self) -> list[LayerConfig]:
         """What each layer is, in order."""

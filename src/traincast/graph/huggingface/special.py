@@ -1,7 +1,7 @@
-"""Readers of Hugging Face models with state spaces or linear attention, and of language models with a vision tower.
+"""Readers of Hugging Face types that a table of dimensions cannot say, and of files that have no ``model_type``.
 
-A model that sees images is forecast for training on text: its vision tower is held in memory, and neither run nor
-trained.
+DeepSeek V4 and Nemotron-H name the kind of every layer in ways of their own. A model that sees images is forecast for
+training on text: its vision tower is held in memory, and neither run nor trained.
 """
 
 from __future__ import annotations
@@ -10,53 +10,67 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from traincast.errors import RequestError
-from traincast.graph.huggingface.decoders import DECODER_READERS, gemma3_text, mixers, shortest, sizes, sparse_feeds
-from traincast.graph.huggingface.fields import DEFAULT_SEQ, PLAIN, Fields, Parameters, Reading
+from traincast.graph.huggingface.codes import shortest
+from traincast.graph.huggingface.fields import ACTIVATIONS, Fields, Parameters, Reading, seq_of
+from traincast.graph.huggingface.types import read_type
 
 _BLOCKS: Final = {"M": ("M", "-"), "*": ("n", "-"), "-": ("-", "d"), "E": ("-", "e")}
 _BLOCK_NAMES: Final = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
 }  # fmt: skip
+_V4_RATIOS: Final = {0: "w", 4: "c", 128: "h"}
+_V4_KINDS: Final = {
+    "sliding_attention": "w",
+    "compressed_sparse_attention": "c",
+    "heavily_compressed_attention": "h",
+}
 
 
-def _mamba2(fields: Fields) -> Reading:
-    hidden = fields.size("hidden_size")
-    inner = fields.size("expand", default=2) * hidden
-    heads = fields.size("num_heads", default=max(1, inner // fields.size("head_dim", default=64)))
-    return "decoder", _unmixed(fields) | {
-        "state": fields.size("state_size", default=128),
-        "state_inner": inner,
-        "state_heads": heads,
-        "state_groups": fields.size("n_groups", default=8),
-        "state_norm_groups": 1,
-        "chunk": fields.size("chunk_size", default=256),
-    }
-
-
-def _mamba(fields: Fields) -> Reading:
-    hidden = fields.size("hidden_size")
-    fields = fields.with_defaults(tie_word_embeddings=fields.model_type == "mamba")
-    return "decoder", _unmixed(fields) | {
-        "state": fields.size("state_size", default=16),
-        "state_inner": fields.size("intermediate_size", default=fields.size("expand", default=2) * hidden),
-        "state_rank": fields.size("time_step_rank", default=0, low=0, automatic="auto"),
-    }
-
-
-def _unmixed(fields: Fields) -> Parameters:
-    """What Mamba and Mamba-2 share: layers of a norm and a state space, nothing else."""
-    return {
-        "layers": fields.size("num_hidden_layers"),
+def _deepseek_v4(fields: Fields) -> Reading:
+    """DeepSeek V4; a file names the attention of its layers, or how many tokens each compresses into one."""
+    layers = fields.size("num_hidden_layers")
+    ratios, kinds = fields.numbers("compress_ratios"), fields.words("layer_types")
+    fields.require("num_key_value_heads", 1, why="all query heads share one head of keys")
+    if not kinds and ratios and set(ratios) <= set(_V4_RATIOS):
+        letters = "".join(_V4_RATIOS[ratio] for ratio in ratios)
+    elif kinds and set(kinds) <= set(_V4_KINDS):
+        letters = "".join(_V4_KINDS[kind] for kind in kinds)
+    elif not kinds and not ratios:
+        letters = ("hh" + "hc" * layers)[:layers]
+    else:
+        raise fields.refuse(
+            "layer_types", f"must be made of {', '.join(_V4_KINDS)}, or compress_ratios of 0, 4 and 128"
+        )
+    if len(letters) < layers:
+        raise fields.refuse(
+            "layer_types" if kinds else "compress_ratios",
+            f"names {len(letters)} layers where num_hidden_layers={layers}",
+        )
+    rates = fields.section("compress_rates")
+    head_dim = fields.size("head_dim", default=512)
+    return "deepseek-v4", {
+        "layers": layers,
         "hidden": fields.size("hidden_size"),
+        "heads": fields.size("num_attention_heads"),
+        "head_dim": head_dim,
+        "mixers": letters[:layers],
+        "experts": fields.size("n_routed_experts"),
+        "top_k": fields.size("num_experts_per_tok"),
+        "expert_ffn": fields.size("moe_intermediate_size"),
+        "shared_experts": fields.size("n_shared_experts", default=1, low=0),
+        "q_lora": fields.size("q_lora_rank"),
+        "rope_dim": fields.size("qk_rope_head_dim", default=int(fields.rope_fraction(default=0.125) * head_dim)),
+        "out_groups": fields.size("o_groups", default=8),
+        "out_lora": fields.size("o_lora_rank", default=1024),
+        "window": fields.size("sliding_window", default=128),
+        "every": rates.size("compressed_sparse_attention", default=4),
+        "heavily": rates.size("heavily_compressed_attention", default=128),
+        "index_heads": fields.size("index_n_heads", default=64),
+        "index_dim": fields.size("index_head_dim", default=128),
+        "index_top_k": fields.size("index_topk", default=512),
+        "streams": fields.size("hc_mult", default=4),
         "vocab": fields.size("vocab_size"),
-        "seq": DEFAULT_SEQ,
-        "rope_fraction": 0.0,
-        "mixers": "M",
-        "feeds": "-",
-        "taps": fields.size("conv_kernel", default=4),
-        "conv_bias": fields.flag("use_conv_bias", default=True),
-        "state_bias": fields.flag("use_bias", default=False),
-        "tied": fields.flag("tie_word_embeddings", default=False),
+        "seq": seq_of(fields, "max_position_embeddings"),
     }
 
 
@@ -68,7 +82,6 @@ def _nemotron_h(fields: Fields) -> Reading:
     if unknown or not pattern:
         raise fields.refuse("hybrid_override_pattern", f"{pattern[:60]!r} must be made of {' '.join(_BLOCKS)}")
     heads = fields.size("mamba_num_heads", default=128)
-    known = {"relu2": "relu2", **PLAIN}
     parameters: Parameters = {
         "layers": len(pattern),
         "hidden": fields.size("hidden_size"),
@@ -77,11 +90,11 @@ def _nemotron_h(fields: Fields) -> Reading:
         "head_dim": fields.size("head_dim", "attention_head_dim", default=128),
         "ffn": fields.size("intermediate_size", default=21504),
         "vocab": fields.size("vocab_size"),
-        "seq": min(DEFAULT_SEQ, fields.size("max_position_embeddings", default=DEFAULT_SEQ)),
-        "activation": fields.choice("mlp_hidden_act", default="relu2", known=known),
+        "seq": seq_of(fields, "max_position_embeddings"),
+        "activation": fields.choice("mlp_hidden_act", default="relu2", known=ACTIVATIONS["squared"]),
         "mlp_bias": fields.flag("mlp_bias", default=False),
-        "mixers": shortest("".join(_BLOCKS[letter][0] for letter in pattern)),
-        "feeds": shortest("".join(_BLOCKS[letter][1] for letter in pattern)),
+        "mixers": shortest(_BLOCKS[letter][0] for letter in pattern),
+        "feeds": shortest(_BLOCKS[letter][1] for letter in pattern),
         "state": fields.size("ssm_state_size", "mamba_state_dim", default=128),
         "state_inner": heads * fields.size("mamba_head_dim", default=64),
         "state_heads": heads,
@@ -104,64 +117,6 @@ def _nemotron_h(fields: Fields) -> Reading:
     }
 
 
-def _qwen3_next(fields: Fields) -> Reading:
-    every = fields.size("full_attention_interval", default=4)
-    known = {"full_attention": "*", "linear_attention": "L"}
-    parameters = sizes(fields) | {
-        "head_dim": fields.size("head_dim", default=256),
-        "qk": "head",
-        "gated_attention": True,
-        "rope_fraction": fields.rope_fraction(default=0.25),
-        "mixers": mixers(fields, known, default="L" * (every - 1) + "*"),
-        "linear_heads": fields.size("linear_num_key_heads", default=16),
-        "linear_value_heads": fields.size("linear_num_value_heads", default=32),
-        "linear_dim": fields.size("linear_key_head_dim", default=128),
-        "linear_value_dim": fields.size("linear_value_head_dim", default=128),
-        "taps": fields.size("linear_conv_kernel_dim", default=4),
-    }
-    if "num_experts" not in fields:
-        return "decoder", parameters
-    return "decoder", parameters | {
-        "feeds": sparse_feeds(fields),
-        "experts": fields.size("num_experts"),
-        "top_k": fields.size("num_experts_per_tok"),
-        "expert_ffn": fields.size("moe_intermediate_size"),
-        "shared_ffn": fields.size("shared_expert_intermediate_size"),
-        "shared_gate": True,
-    }
-
-
-def _granite_hybrid(fields: Fields) -> Reading:
-    hidden, heads = fields.size("hidden_size"), fields.size("mamba_n_heads", default=128)
-    known = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*"}
-    turned = fields.text("position_embedding_type") == "rope"
-    pattern = mixers(fields, known, default="M")
-    experts = fields.size("num_local_experts", default=0, low=0)
-    shared = fields.size("shared_intermediate_size", default=1024)
-    parameters = sizes(fields) | {
-        "ffn": shared,
-        "mixers": pattern if turned else pattern.replace("*", "n"),
-        "state": fields.size("mamba_d_state", default=256),
-        "state_inner": fields.size("mamba_expand", default=2) * hidden,
-        "state_heads": heads,
-        "state_groups": fields.size("mamba_n_groups", default=1),
-        "state_norm_groups": 1,
-        "taps": fields.size("mamba_d_conv", default=4),
-        "chunk": fields.size("mamba_chunk_size", default=256),
-        "conv_bias": fields.flag("mamba_conv_bias", default=True),
-        "state_bias": fields.flag("mamba_proj_bias", default=False),
-    }
-    if not experts:
-        return "decoder", parameters
-    return "decoder", parameters | {
-        "feeds": "e",
-        "experts": experts,
-        "top_k": fields.size("num_experts_per_tok"),
-        "expert_ffn": fields.size("intermediate_size"),
-        "shared_ffn": shared,
-    }
-
-
 def _tower_layers(fields: Fields, *, hidden: int, inner: int) -> int:
     """Parameters of the layers of a vision transformer with biases everywhere."""
     layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -169,7 +124,7 @@ def _tower_layers(fields: Fields, *, hidden: int, inner: int) -> int:
 
 
 def _gemma3(fields: Fields) -> Reading:
-    family, text = gemma3_text(fields.section("text_config"))
+    family, text = read_type("gemma3_text", fields.section("text_config"))
     eye = fields.section("vision_config").with_defaults(
         hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=896, patch_size=14
     )
@@ -182,7 +137,7 @@ def _gemma3(fields: Fields) -> Reading:
 
 
 def _llama4(fields: Fields) -> Reading:
-    family, text = DECODER_READERS["llama4_text"](fields.section("text_config"))
+    family, text = read_type("llama4_text", fields.section("text_config"))
     eye = fields.section("vision_config").with_defaults(
         hidden_size=768, intermediate_size=5632, num_hidden_layers=34, image_size=448, patch_size=14,
         projector_input_dim=4096, projector_output_dim=4096, vision_output_dim=7680,
@@ -215,14 +170,10 @@ def without_model_type(data: Mapping[str, object]) -> tuple[str, dict[str, objec
     }
 
 
-HYBRID_READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = {
-    "falcon_mamba": _mamba,
+SPECIAL_READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = {
+    "deepseek_v4": _deepseek_v4,
     "gemma3": _gemma3,
-    "granitemoehybrid": _granite_hybrid,
     "llama4": _llama4,
-    "mamba": _mamba,
-    "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
-    "qwen3_next": _qwen3_next,
 }
-"""The reader of each ``model_type`` of these models."""
+"""The reader of each ``model_type`` that is read by code."""
