@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.cluster.calibrated import calibrated_clusters
-from traincast.cluster.index import INDEX, write_index
+from traincast.cluster.calibrated import INDEX, calibrated_clusters, write_index
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from traincast import Calibration, Cluster, FileFormatError, load_cluster
 from traincast.cluster import FACTORS, FEATURES, Correction, SeenModel, Stall, find_calibration, write_calibrated
-from traincast.cluster.calibrated import calibrated_clusters
+from traincast.cluster.calibrated import CalibratedEntry, calibrated_clusters
 from traincast.cluster.calibration import NUMBERS
-from traincast.cluster.index import CalibratedEntry
 
 STALL = Stall(seconds=0.0123456, base=-3.14159, per_node=0.271828, pipeline=1.41421, per_tensor_node=-0.5)
 REST = (1.0,) * (len(FEATURES) - 3)
@@ -172,7 +171,7 @@ def small_and_large(monkeypatch: pytest.MonkeyPatch) -> tuple[Calibration, Calib
     clusters = {n: replace(known(n, c), name=n) for n, c in (("dgx-h100:4", small), ("dgx-h100:64", large))}
     clusters["dgx-a100"] = known("dgx-a100", other)
     entries = [CalibratedEntry.of(cluster) for cluster in clusters.values()]
-    monkeypatch.setattr("traincast.cluster.index.calibrated_index", lambda: entries)
+    monkeypatch.setattr("traincast.cluster.calibrated.calibrated_index", lambda: entries)
     monkeypatch.setattr("traincast.cluster.calibrated.load_cluster", clusters.__getitem__)
     return small, large
 

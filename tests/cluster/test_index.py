@@ -6,8 +6,14 @@ from pathlib import Path
 
 from traincast import load_cluster
 from traincast.cluster import find_entry
-from traincast.cluster.calibrated import calibrated_clusters
-from traincast.cluster.index import INDEX, CalibratedEntry, calibrated_index, index_toml, write_index
+from traincast.cluster.calibrated import (
+    INDEX,
+    CalibratedEntry,
+    calibrated_clusters,
+    calibrated_index,
+    index_toml,
+    write_index,
+)
 
 
 def test_the_index_is_current() -> None:

@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from traincast import FileFormatError, RequestError, learned_cost_model
 from traincast.cli.main import main
-from traincast.estimate.bundle import FORMAT, SHIPPED, check_output, load_bundle, renew_bundle, save_bundle
-from traincast.estimate.card import digest_of
+from traincast.estimate.bundle import FORMAT, SHIPPED, check_output, digest_of, load_bundle, renew_bundle, save_bundle
 
 CELL = "product/pytorch/fp32/l4"
 Change = Callable[[dict[str, Any]], object]

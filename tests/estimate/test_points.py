@@ -9,10 +9,10 @@ import pytest
 
 from traincast import Operator, TensorSpec, load_device
 from traincast.estimate.bundle import SHIPPED, load_bundle
+from traincast.estimate.learned import equivalent_of
 from traincast.estimate.operators.cells import RAMP, Cell, filling
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import shapes_of
-from traincast.estimate.operators.like_measured import equivalent_of
 from traincast.estimate.operators.points import Covariance, Kin, MeasuredPoints, Places, covariance
 from traincast.graph import DType, OpKind, Phase
 

@@ -23,7 +23,7 @@ class Estimates:
     ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats. On a
     calibrated cluster, ``uncalibrated`` are the seconds before calibration, ``stalled`` those in its slow mode.
     ``bundles`` are those that a user named, and ``bundle`` the number of the one that each time is from, or −1.
-    ``unmeasured`` marks operators of which nothing was measured on this device or its architecture: their estimates
+    ``unmeasured`` marks operators that were never measured on this device or its architecture: their estimates
     are likely to err together.
     """
 

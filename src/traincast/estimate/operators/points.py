@@ -1,4 +1,4 @@
-"""Measured operators as points of a Gaussian process, for families of which each device has a few hundred.
+"""Measured operators as points of a Gaussian process, for families with a few hundred measurements per device.
 
 An operator takes the efficiency of the measured operators most like it: of near sizes, of the same name, dtype and
 setting, on the same device or one of a near generation. The covariance of log(time / roofline) of two operators is
