@@ -47,7 +47,7 @@ def test_only_what_was_stated_is_written() -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"modle": "x"}, "the ask has unknown key 'modle': did you mean model"),
+        ({"models": "x"}, "the ask has unknown key 'models': did you mean model"),
         ({"conditions": {"slw": []}}, "conditions has unknown key 'slw': did you mean slow"),
         ({"cost_model": "fast"}, "the ask has unknown key 'cost_model'"),
         ({"global_batch": 0}, "ask: global_batch is 0: expected a whole number from 1 to 1000000000"),

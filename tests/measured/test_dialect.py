@@ -92,7 +92,7 @@ def test_a_table_without_its_dialect_lacks_columns(files: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[colums]", "unknown key 'colums'"),
+        ("[column]", "unknown key 'column'"),
         ("[columns]\ngpu = 3", "columns.gpu is 3: expected a text"),
         ("[words.gpu]\n'(' = 'H100'", r"words.gpu is '\('\: not a regular expression"),
         ("[[facts]]\nwhen = { gpu = 'H100' }", r"facts\[0\].state is missing"),
