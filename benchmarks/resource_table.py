@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from benchmarks.resource_runs import ResourceRun, request_of
-from traincast.cli.run_resources import SampledRun, sampled_run
+from traincast.cli.resources.real_runs import SampledRun, sampled_run
 from traincast.files import writing
 from traincast.resources.ask import HZ
 from traincast.resources.bursts import FIGURES, RESOURCES, use_of

@@ -20,8 +20,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from traincast.ask import Ask, Conditions, JobSettings
     from traincast.calibrating.calibrate import CalibratedCluster, calibrate
-    from traincast.cli.monitored import MonitoredRun, monitor
-    from traincast.cli.run_resources import ComparedRun, compare_resources
+    from traincast.cli.resources.monitored import MonitoredRun, monitor
+    from traincast.cli.resources.real_runs import ComparedRun, compare_resources
     from traincast.cluster import Calibration, Cluster, Device, Link, load_cluster, load_device
     from traincast.engines import Engine, load_engine
     from traincast.errors import (
@@ -86,8 +86,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "traincast.ask": "Ask Conditions JobSettings",
     "traincast.calibrating.calibrate": "CalibratedCluster calibrate",
-    "traincast.cli.monitored": "MonitoredRun monitor",
-    "traincast.cli.run_resources": "ComparedRun compare_resources",
+    "traincast.cli.resources.monitored": "MonitoredRun monitor",
+    "traincast.cli.resources.real_runs": "ComparedRun compare_resources",
     "traincast.cluster": "Calibration Cluster Device Link load_cluster load_device",
     "traincast.engines": "Engine load_engine",
     "traincast.errors": "CaptureError FileFormatError MissingDependencyError RequestError SimulationError "

@@ -101,7 +101,7 @@ def test_the_words_of_a_request_repeat_it() -> None:
     from click.testing import CliRunner
 
     from traincast.cli.derive import words_of
-    from traincast.cli.profile import profile
+    from traincast.cli.profiling.profile import profile
 
     words = words_of(EMULATED)
     assert words[0] == DEEP

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import traincast
 from traincast import FileFormatError, Monitored, RequestError
-from traincast.cli.monitor import monitor as verb
+from traincast.cli.resources.monitor import monitor as verb
 from traincast.profiling.monitor.sample import COLUMNS, monitor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")

@@ -13,7 +13,7 @@ import pytest
 from tests.testbed.runs import Span, write_run
 from traincast import RunFolder, compare_testbed
 from traincast.cli.main import main
-from traincast.cli.testbed_tables import sentence_of
+from traincast.cli.real_runs.testbed_tables import sentence_of
 from traincast.testbed.folder import read_run_folder
 from traincast.testbed.outcome import Disagreement
 from traincast.testbed.request import RunRequest

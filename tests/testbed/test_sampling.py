@@ -17,8 +17,8 @@ from click.testing import CliRunner
 import traincast
 from tests.testbed.conftest import on_linux
 from traincast import FileFormatError, RequestError
-from traincast.cli.resources_compare import compare as compare_verb
-from traincast.cli.run_resources import sampled_run
+from traincast.cli.resources.compare import compare as compare_verb
+from traincast.cli.resources.real_runs import sampled_run
 from traincast.profiling.monitor.device_counter import DeviceCounter, DeviceReader
 from traincast.testbed.folder import read_run_folder
 from traincast.testbed.rank.serving import CountedPasses, server_job, window_of

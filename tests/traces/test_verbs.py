@@ -13,7 +13,7 @@ from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
 from tests.traces.test_processor import document_without_device, step_on_processor
 from traincast import Operator, RequestError, TensorSpec, TraincastError, predict, trace
 from traincast.cli.main import main
-from traincast.cli.trace import trace as command
+from traincast.cli.real_runs.trace import trace as command
 from traincast.graph import DType, OpKind, Phase
 
 RENAMED = {"named": "range", "execution": "execution_trace", "as_json": None}

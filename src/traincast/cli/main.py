@@ -14,22 +14,22 @@ from traincast import __version__
 from traincast.errors import RequestError, TraincastError
 
 VERBS: Final = {
-    "predict": ("traincast.cli.predict", "Forecast a training step, and the whole job."),
-    "search": ("traincast.cli.search", "Find the best strategies, and the chance that each is the best."),
-    "capture": ("traincast.cli.capture", "Trace a model and save its operator graph."),
-    "models": ("traincast.cli.catalog", "List the models of the zoo, or show one."),
-    "clusters": ("traincast.cli.catalog", "List the known machines and fitted clusters, or show one."),
-    "devices": ("traincast.cli.catalog", "List the known devices, or show one."),
-    "runtimes": ("traincast.cli.catalog", "List the known training frameworks, or show one."),
-    "schedule": ("traincast.cli.schedule", "Replay a job log on a cluster under a scheduling policy."),
-    "validate": ("traincast.cli.validate", "Compare forecasts with a table of measured runs."),
-    "calibrate": ("traincast.cli.calibrate", "Learn a cluster from its own measured runs."),
-    "fit": ("traincast.cli.fit", "Fit bundles of operator and collective times, and of resource use, to measurements."),
-    "profile": ("traincast.cli.profile", "Measure operators and collectives on the machine at hand."),
-    "monitor": ("traincast.cli.monitor", "Sample a real run: what it draws from its machine."),
-    "resources": ("traincast.cli.resources", "Ask what a job draws from its machines."),
-    "trace": ("traincast.cli.trace", "Explain, replay and change what a profiler recorded."),
-    "testbed": ("traincast.cli.testbed", "Train on this machine, and compare with the forecast."),
+    "predict": ("forecasting.predict", "Forecast a training step, and the whole job."),
+    "search": ("forecasting.search", "Find the best strategies, and the chance that each is the best."),
+    "capture": ("capture", "Trace a model and save its operator graph."),
+    "models": ("catalog", "List the models of the zoo, or show one."),
+    "clusters": ("catalog", "List the known machines and fitted clusters, or show one."),
+    "devices": ("catalog", "List the known devices, or show one."),
+    "runtimes": ("catalog", "List the known training frameworks, or show one."),
+    "schedule": ("scheduling.schedule", "Replay a job log on a cluster under a scheduling policy."),
+    "validate": ("real_runs.validate", "Compare forecasts with a table of measured runs."),
+    "calibrate": ("real_runs.calibrate", "Learn a cluster from its own measured runs."),
+    "fit": ("fitting.fit", "Fit bundles of operator and collective times, and of resource use, to measurements."),
+    "profile": ("profiling.profile", "Measure operators and collectives on the machine at hand."),
+    "monitor": ("resources.monitor", "Sample a real run: what it draws from its machine."),
+    "resources": ("resources.group", "Ask what a job draws from its machines."),
+    "trace": ("real_runs.trace", "Explain, replay and change what a profiler recorded."),
+    "testbed": ("real_runs.testbed", "Train on this machine, and compare with the forecast."),
 }
 
 
@@ -44,7 +44,7 @@ class Verbs(click.Group):
         """Import and return the verb of that name, or return ``None``."""
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"traincast.cli.{VERBS[cmd_name][0]}"), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,14 +11,13 @@ import click
 
 from traincast.ask import Ask, Option
 from traincast.cli import options
-from traincast.cli.cost_model import inspector_in
 from traincast.cli.derive import asks
-from traincast.cli.exporting import exported, runtime_for, show_export
-from traincast.cli.inspected import inspected_by, show_inspected
+from traincast.cli.forecasting.exporting import exported, runtime_for, show_export
+from traincast.cli.forecasting.inspected import inspected_by, inspector_in, show_inspected
+from traincast.cli.forecasting.predict_tables import show
 from traincast.cli.options import ForecastShown
 from traincast.cli.output import console, files_of, loaded_cluster, print_json, traced
-from traincast.cli.predict_tables import show
-from traincast.cli.resource_tables import Drawn, drawn_by, show_drawn
+from traincast.cli.resources.tables import Drawn, drawn_by, show_drawn
 from traincast.errors import RequestError
 from traincast.files import check_outputs
 from traincast.resources.ask import RATE

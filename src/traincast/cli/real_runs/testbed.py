@@ -9,7 +9,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json, progress_bar
-from traincast.cli.testbed_tables import show_comparison, show_run, show_study
+from traincast.cli.real_runs.testbed_tables import show_comparison, show_run, show_study
 from traincast.errors import RequestError
 from traincast.files import check_folder
 

@@ -9,15 +9,15 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
-from traincast.cli.resource_options import hz
-from traincast.cli.resource_tables import amounts, show_refused
-from traincast.cli.testbed_tables import signed
+from traincast.cli.real_runs.testbed_tables import signed
+from traincast.cli.resources.options import hz
+from traincast.cli.resources.tables import amounts, show_refused
 from traincast.errors import RequestError
 from traincast.files import check_outputs, write_text
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
-    from traincast.cli.run_resources import ComparedRun
+    from traincast.cli.resources.real_runs import ComparedRun
     from traincast.resources.comparing import ResourceComparison
 
 
@@ -48,7 +48,7 @@ def compare(paths: tuple[str, ...], events: str | None, hz: float | None, html: 
         check_outputs({"--html": Path(html)}, inputs={"the run": run / "run.json"})
         if forecast is not None:
             raise RequestError("FORECAST.json has figures alone, without curves: leave --html out")
-    from traincast.cli.run_resources import compare_resources
+    from traincast.cli.resources.real_runs import compare_resources
 
     found = compare_resources(run, forecast=forecast, events=events, hz=hz)
     if html is not None:

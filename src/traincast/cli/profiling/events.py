@@ -15,7 +15,7 @@ from traincast.cli import options
 from traincast.cli.derive import asks, words_of
 from traincast.cli.options import JSON
 from traincast.cli.output import console, print_json
-from traincast.cli.profile_output import only_rank_0_speaks
+from traincast.cli.profiling.output import only_rank_0_speaks
 from traincast.errors import RequestError
 from traincast.profiling.events.ask import EventsAsk
 from traincast.units import format_seconds

@@ -13,10 +13,10 @@ import click
 from traincast import files
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table
-from traincast.cli.profile_events import events
-from traincast.cli.profile_import import import_logs
-from traincast.cli.profile_machine import machine
-from traincast.cli.profile_output import (
+from traincast.cli.profiling.events import events
+from traincast.cli.profiling.imports import import_logs
+from traincast.cli.profiling.machine import machine
+from traincast.cli.profiling.output import (
     facts_of,
     only_rank_0_speaks,
     phase_counts,

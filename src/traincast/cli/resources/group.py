@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from traincast.cli import options
-from traincast.cli.resources_compare import compare
-from traincast.cli.resources_simulate import simulate
-from traincast.cli.resources_whatif import whatif
+from traincast.cli.resources.compare import compare
+from traincast.cli.resources.simulate import simulate
+from traincast.cli.resources.whatif import whatif
 
 
 @click.group(

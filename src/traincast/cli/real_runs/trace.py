@@ -8,7 +8,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json
-from traincast.cli.trace_tables import show_answer, show_comparison, show_learned, show_replay, show_summary
+from traincast.cli.real_runs.trace_tables import show_answer, show_comparison, show_learned, show_replay, show_summary
 
 _TRACES: Final = click.argument("traces", nargs=-1, required=True, metavar="TRACE…")
 _RANGE: Final = click.option(

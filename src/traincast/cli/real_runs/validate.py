@@ -151,7 +151,7 @@ def steps(
     place = load_cluster(cluster, whole_nodes=True) if cluster else None
     if explain is not None:
         from traincast.calibrating.explain import explain_row
-        from traincast.cli.explain import show_explanation
+        from traincast.cli.real_runs.explain import show_explanation
         from traincast.measured.dialect import load_dialect
 
         found = explain_row(

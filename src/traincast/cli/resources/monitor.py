@@ -12,12 +12,12 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
-from traincast.cli.resource_tables import amounts, show_refused
+from traincast.cli.resources.tables import amounts, show_refused
 from traincast.errors import TraincastError
 from traincast.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from traincast.cli.monitored import MonitoredRun
+    from traincast.cli.resources.monitored import MonitoredRun
 
 
 @click.command(
@@ -59,8 +59,8 @@ def monitor(
     readings are written when it has ended. With --json, what COMMAND writes to standard output goes to standard error.
     A file of COMMAND, or one that no monitor has written, is not replaced.
     """
-    from traincast.cli.monitored import check_monitor_outputs
-    from traincast.cli.monitored import monitor as run
+    from traincast.cli.resources.monitored import check_monitor_outputs
+    from traincast.cli.resources.monitored import monitor as run
 
     check_monitor_outputs({"-o": Path(output)} | ({"--html": Path(html)} if html else {}), command)
     found = run(command, pid=pid, hz=hz, for_s=for_s, link_rate=link_rate, quiet=as_json)

@@ -14,10 +14,10 @@ import click
 from traincast.ask import Ask, Option, Training, declared
 from traincast.cli import options
 from traincast.cli.derive import asks, words_of
-from traincast.cli.exporting import exported, runtime_for, show_export
+from traincast.cli.forecasting.exporting import exported, runtime_for, show_export
+from traincast.cli.forecasting.search_tables import show
 from traincast.cli.options import ADDRESS, ENGINE, ForecastShown, Workers
 from traincast.cli.output import console, files_of, print_json, progress_bar, traced
-from traincast.cli.search_tables import show
 from traincast.errors import EmptyAxisError, FileFormatError, NoneAcceptedError, RequestError, StrategyError
 from traincast.files import check_outputs
 from traincast.searching.ask import SearchAsk

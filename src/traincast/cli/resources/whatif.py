@@ -11,7 +11,7 @@ from traincast.cli import options
 from traincast.cli.derive import asks
 from traincast.cli.options import JSON
 from traincast.cli.output import console, print_json, print_table, traced
-from traincast.cli.resource_tables import amounts, show_refused
+from traincast.cli.resources.tables import amounts, show_refused
 from traincast.resources.ask import WhatIfAsk
 from traincast.units import format_seconds
 

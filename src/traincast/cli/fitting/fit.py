@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from traincast.cli import options
-from traincast.cli.fit_resources import fit_resources
+from traincast.cli.fitting.resources import fit_resources
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar, say_left_out
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def operators(
     One model is fitted per family, setting, dtype and device. With three or more devices, a network for unmeasured
     devices is fitted as well. A device with few measurements adapts that network.
     """
-    from traincast.cli.validate import conditions
+    from traincast.cli.real_runs.validate import conditions
     from traincast.fitting.fit import fit as fit_times
 
     with _progress() as say:

@@ -11,7 +11,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, progress_bar
-from traincast.cli.schedule_options import (
+from traincast.cli.scheduling.options import (
     check_names,
     cluster_of,
     costs_of,
@@ -24,8 +24,7 @@ from traincast.cli.schedule_options import (
     seeds_of,
     shares_of,
 )
-from traincast.cli.schedule_shares import shares_data, show_shares
-from traincast.cli.schedule_tables import means, show
+from traincast.cli.scheduling.tables import means, shares_data, show, show_shares
 from traincast.files import check_outputs
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The verb fit: learn times and resource use from measurements."""

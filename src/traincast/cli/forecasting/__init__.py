@@ -1,0 +1,1 @@
+"""Verbs that forecast a step and find the best strategies: predict and search."""

@@ -1,0 +1,1 @@
+"""The verb profile: measure operators, collectives, events and the machine at hand."""

@@ -1,0 +1,1 @@
+"""Verbs that read or make real runs: validate, calibrate, trace and testbed."""

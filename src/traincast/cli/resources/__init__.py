@@ -1,0 +1,1 @@
+"""Verbs that tell what a job draws from its machines: resources and monitor."""

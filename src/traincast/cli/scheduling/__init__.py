@@ -1,0 +1,1 @@
+"""The verb schedule: replay a job log on a cluster."""
