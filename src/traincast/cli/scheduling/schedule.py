@@ -14,9 +14,9 @@ from traincast.cli import options
 from traincast.cli.derive import asks
 from traincast.cli.options import ADDRESS, ENGINE, HTML, JSON, Workers
 from traincast.cli.output import console, plain, print_json, progress_bar
+from traincast.cli.scheduling.ask import ScheduleAsk
 from traincast.cli.scheduling.tables import means, shares_data, show, show_shares
 from traincast.files import check_outputs
-from traincast.scheduling.ask import ScheduleAsk
 
 if TYPE_CHECKING:
     from traincast.engines import Engine

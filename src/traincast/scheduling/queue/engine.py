@@ -13,7 +13,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -28,10 +28,12 @@ from traincast.scheduling.queue.outcome import History, JobOutcome, Occupancy, O
 from traincast.scheduling.queue.run import JobRun
 from traincast.scheduling.queue.speeds import PLAIN, Speeds
 from traincast.scheduling.queue.state import State
-from traincast.scheduling.sharing.contention import Contention
 from traincast.scheduling.space.cluster import SharedCluster
 from traincast.scheduling.space.free import UNIT
 from traincast.scheduling.space.placement import Placement, load_placement
+
+if TYPE_CHECKING:
+    from traincast.scheduling.sharing.contention import Contention
 
 _PATIENCE: Final = 100_000
 """After this many decisions in a row that leave the cluster idle, a run counts as stuck."""

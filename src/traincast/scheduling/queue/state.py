@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from traincast.errors import RequestError, SimulationError
 from traincast.scheduling.estimates.beliefs import Beliefs
@@ -14,10 +14,12 @@ from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.outcome import Occupancy
 from traincast.scheduling.queue.run import JobRun
 from traincast.scheduling.queue.speeds import PLAIN, PlacedGpus, Speeds
-from traincast.scheduling.sharing.contention import Contention, Tenants
 from traincast.scheduling.space.cluster import NodeIndex, Pool, SharedCluster
 from traincast.scheduling.space.free import UNIT, Allocation, Free, JobDemand
 from traincast.scheduling.space.placement import Placement, Space
+
+if TYPE_CHECKING:
+    from traincast.scheduling.sharing.contention import Contention, Tenants
 
 
 class Watcher(Protocol):
@@ -72,7 +74,7 @@ class State:
         self._believed_speeds = believed_speeds
         self._demands: dict[tuple[float, str, str], JobDemand] = {}
         switches = cluster.leaf_switches() if cluster.uplink else ()
-        self.tenants = Tenants(contention, switches) if contention is not None else None
+        self.tenants = _tenants_of(contention, switches) if contention is not None else None
 
     def start(self, run: JobRun, *, demand: JobDemand | None = None, at: Allocation | None = None) -> bool:
         """Place a waiting job and run it. Returns whether there was room.
@@ -318,3 +320,10 @@ def _speed(job: Job, placed: PlacedGpus, speeds: Speeds) -> float:
         names = ", ".join(node.name for node in placed.nodes)
         raise RequestError(f"job {job.job_id} on {names} has speed {found}: expected a number above 0")
     return found
+
+
+def _tenants_of(contention: Contention, switches: Sequence[int]) -> Tenants:
+    """Return the empty record of who is where; only jobs that share nodes or uplinks need it."""
+    from traincast.scheduling.sharing.contention import Tenants
+
+    return Tenants(contention, switches)
