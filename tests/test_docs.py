@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -141,7 +142,10 @@ def check_model(spec: str) -> None:
         return
     head, _, tail = spec.partition(":")
     if tail and head not in zoo.FAMILIES:
-        assert callable(getattr(importlib.import_module(head), tail))
+        found = importlib.util.find_spec(head)  # not imported: it may need an optional package
+        assert found is not None and found.origin is not None
+        defined = ast.parse(Path(found.origin).read_text(encoding="utf-8")).body
+        assert tail in {each.name for each in defined if isinstance(each, ast.FunctionDef | ast.ClassDef)}
         return
     card = zoo.card(spec)
     module, _, function = zoo.FAMILIES[card.family].partition(":")

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.ledger import arithmetic
 from benchmarks.ledger.__main__ import PARTS
 from benchmarks.ledger.entries import Entry, Part, Scope, differences
 
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def compared() -> str:
+    """What the comparison of the small half prints, in a process of its own.
+
+    Values that other tests left in memory were computed in larger or smaller batches, and differ in their last digit.
+    """
+    command = [sys.executable, "-m", "benchmarks.ledger", "compare", "--small"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout
+
 
 @pytest.mark.parametrize("name", PARTS)
-def test_the_small_half_is_what_the_ledger_says(name: str) -> None:
-    count, found = differences(PARTS[name], Scope(small=True, exact=arithmetic.is_same()))
-    assert count > 0
-    assert not found, "\n".join(line for each in found[:20] for line in each.lines())
+def test_the_small_half_is_what_the_ledger_says(name: str, compared: str) -> None:
+    said = re.search(rf"^{name}: ([0-9,]+) entries, ([0-9]+) differ", compared, re.MULTILINE)
+    assert said and said[1] != "0" and said[2] == "0", compared
 
 
 def part_of(path: Path, entries: list[Entry]) -> Part:

@@ -106,7 +106,7 @@ def test_dir_shows_exactly_the_public_names() -> None:
 
 
 VERBS = ("predict", "search", "schedule", "calibrate", "validate", "profile", "monitor", "fit", "capture")
-"""Verbs of the command line that do something: each is a function."""
+"""Verbs of the command line that do something: each can be called."""
 
 
 def test_every_verb_of_the_command_line_is_a_function_with_a_contract() -> None:
@@ -115,7 +115,8 @@ def test_every_verb_of_the_command_line_is_a_function_with_a_contract() -> None:
     assert set(VERBS) == set(CLI_VERBS) - catalogs - groups
     for verb in VERBS:
         function = getattr(traincast, verb)
-        assert inspect.isfunction(function)
+        assert callable(function)
+        assert inspect.signature(function).parameters
         assert len(str(function.__doc__).split()) > 20
 
 
@@ -143,11 +144,11 @@ def test_functions_stay_functions_whatever_is_imported_first(backwards: bool) ->
     code = (
         "import importlib, inspect, traincast\n"
         f"for name in {order!r}: importlib.import_module(f'traincast.{{name}}')\n"
-        f"print(all(inspect.isfunction(getattr(traincast, verb)) for verb in {VERBS!r}), dir(traincast) == "
+        f"print(any(inspect.ismodule(getattr(traincast, verb)) for verb in {VERBS!r}), dir(traincast) == "
         "sorted(traincast.__all__))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True True\n"
+    assert done.stdout == "False True\n"
 
 
 def test_import_loads_nothing_but_the_package() -> None:

@@ -220,7 +220,7 @@ class JobSettings:
                 raise RequestError(f"{item.name}={value}: expected a number from {least}")
 
 
-class Record:
+class JsonRecord:
     """A dataclass that is JSON: what a verb is asked."""
 
     __slots__ = ()
@@ -274,7 +274,7 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class Training(Record):
+class Training(JsonRecord):
     """What is trained, on what, by which framework and for how long; every verb that forecasts asks this."""
 
     model: Annotated[

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,6 @@ from traincast.report.report import BundleUse, UnsearchedChoice
 from traincast.resolve import cost_model_of, resolve
 from traincast.simulate import Timeline, busiest_s, expand, simulate, under
 from traincast.simulate.conditions import compute_factors
-from traincast.simulate.server_job import run_job
-from traincast.simulate.server_timeline import ServerJob
 from traincast.strategy import Lowered, Plan, Request, Strategy, lower
 from traincast.strategy.choose import Choice, choose, remedy_of, usual_micro_batch
 from traincast.strategy.lower import Layout
@@ -40,6 +38,9 @@ from traincast.strategy.prepare import for_workers, memory_in_detail
 from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import unmarked
 from traincast.work import Work
+
+if TYPE_CHECKING:
+    from traincast.simulate.server_timeline import ServerJob
 
 _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
@@ -320,6 +321,8 @@ def _simulate_servers(
     request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
 ) -> _Simulated:
     """Simulate a step whose workers exchange gradients and weights through parameter servers."""
+    from traincast.simulate.server_job import run_job
+
     request = replace(request, optimizer=False)  # servers make the updates
     lowered = lower(for_workers(request), grain="operator" if request.strategy.shares else grain)
     lowered = with_variants(lowered) if request.strategy.shares else lowered

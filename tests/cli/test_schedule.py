@@ -14,7 +14,9 @@ import pytest
 
 from traincast import Metrics
 from traincast.cli.main import main
+from traincast.errors import RequestError
 from traincast.scheduling import POLICIES
+from traincast.scheduling.ask import ScheduleAsk
 from traincast.scheduling.queue.outcome import COLUMNS
 
 JOBS = str(Path(__file__).parents[2] / "examples" / "jobs.csv")
@@ -227,3 +229,13 @@ def test_pytorch_and_pandas_are_not_loaded(capsys: pytest.CaptureFixture[str]) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]"
+
+
+def test_what_a_schedule_is_asked_is_json_and_refuses_what_it_does_not_know() -> None:
+    ask = ScheduleAsk("jobs.csv", nodes="2x8", quota=("a=4",), compare="fifo,sjf", seeds=3)
+    written = {"jobs": "jobs.csv", "nodes": "2x8", "quota": ("a=4",), "compare": "fifo,sjf", "seeds": 3}
+    assert ask.to_dict() == written
+    assert ScheduleAsk.from_dict(json.loads(json.dumps(written))) == ask
+    assert (ask.policies(), ask.every_seed(), ask.loads()) == (["fifo", "sjf"], range(3), [1.0])
+    with pytest.raises(RequestError, match="unknown key 'node': did you mean nodes"):
+        ScheduleAsk.from_dict({"jobs": "jobs.csv", "node": "2x8"})

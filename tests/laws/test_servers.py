@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincast import Link, RequestError
-from traincast.simulate import simulate_servers
 from traincast.simulate.server_waits import worker_times
-from traincast.simulate.servers import run_servers
+from traincast.simulate.servers import run_servers, simulate_servers
 from traincast.strategy.servers.tasks import Piece, ServerNode, ServerRole, ServerSetup, lay_out, shards
 
 FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)

@@ -56,7 +56,7 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Networks:
+class NetworkWords:
     """How texts describe networks; comments in ``data/networks.toml`` explain each entry."""
 
     fabrics: tuple[Fabric, ...]
@@ -70,8 +70,8 @@ class Networks:
 
 
 @cache
-def _words() -> Networks:
-    return convert(read_toml(DATA / "networks.toml", "file of networks"), Networks, "networks.toml:")
+def _words() -> NetworkWords:
+    return convert(read_toml(DATA / "networks.toml", "file of networks"), NetworkWords, "networks.toml:")
 
 
 def find_node(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,16 @@ from traincast.graph import Operator
 from traincast.report.figures import StepFigures, figures_of_ranks
 from traincast.report.job import JobForecast, job_of_steps
 from traincast.report.report import BundleUse, Report, UnsearchedChoice
-from traincast.report.servers import figures_of_servers
 from traincast.simulate import Timeline
-from traincast.simulate.server_timeline import ServerJob
 from traincast.strategy import Lowered, Plan, Request
 from traincast.strategy.memory.fits import MARGIN
 from traincast.strategy.memory.remedy import Remedy
 from traincast.strategy.prepare import MemoryDetail
 from traincast.units import format_bytes
 from traincast.work import Collective, Launch, Transfer, Work
+
+if TYPE_CHECKING:
+    from traincast.simulate.server_timeline import ServerJob
 
 _MOST_KINDS: Final = 6
 _MOST_MOMENTS: Final = 2000
@@ -49,6 +50,8 @@ def step_figures(
     if servers is None:
         return figures_of_ranks(lowered, estimates, timeline, folded=folded)
     assert folded is not None
+    from traincast.report.servers import figures_of_servers
+
     return figures_of_servers(request, lowered, estimates, alone=folded, job=servers, timeline=timeline)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,9 +16,12 @@ from traincast.report.floor import floor_of
 from traincast.report.outlook import outlook
 from traincast.report.report import RankReport, RankWaits
 from traincast.report.split import TimeSplit, split_of
-from traincast.simulate import ServerRun, Timeline, who_waits
+from traincast.simulate import Timeline, who_waits
 from traincast.strategy import Category, Lowered, Plan
 from traincast.work import Demand, Launch, demand_of
+
+if TYPE_CHECKING:
+    from traincast.simulate.servers import ServerRun
 
 SHOWN_ENTRIES: Final = 12
 """Greatest number of critical-path entries in a report."""

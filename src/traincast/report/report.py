@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from traincast.ask import Conditions
 from traincast.brief import Brief, BriefTable
@@ -11,12 +11,14 @@ from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
 from traincast.report.split import TimeSplit
-from traincast.simulate import ServerRun
 from traincast.strategy import Memory
 from traincast.strategy.memory.fits import MemoryFit
 from traincast.strategy.memory.timeline import Holder, Moment
 from traincast.units import format_bytes, format_count, format_seconds
 from traincast.work import Demand
+
+if TYPE_CHECKING:
+    from traincast.simulate.servers import ServerRun
 
 _WARNINGS_SHOWN: Final = 3
 _LONGEST_SHOWN: Final = 100

@@ -2,19 +2,16 @@
 
 from traincast.simulate.conditions import under, who_waits
 from traincast.simulate.expand import expand
-from traincast.simulate.servers import ServerRun, simulate_servers
 from traincast.simulate.timeline import Evaluator, Spans, Timeline, busiest_s, interval, simulate
 
 __all__ = [
     "Evaluator",
-    "ServerRun",
     "Spans",
     "Timeline",
     "busiest_s",
     "expand",
     "interval",
     "simulate",
-    "simulate_servers",
     "under",
     "who_waits",
 ]

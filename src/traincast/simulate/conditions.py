@@ -8,7 +8,7 @@ that run at the same time need the event engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from traincast.ask import Conditions
 from traincast.errors import RequestError
 from traincast.graph import Operator
-from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.simulate.executor import execute
 from traincast.simulate.expand import expand
 from traincast.simulate.timeline import Timeline
@@ -71,7 +70,7 @@ def under(
     full = expand(_joined(plan, meetings))
     duration = _durations(full, by_kind, kinds=kinds, factors=factors, meetings=meetings)
     dynamic = conditions.interference > 0.0 or conditions.share_links
-    run = partial(execute_queue, uses=_uses(full, conditions)) if dynamic else execute
+    run = _event_engine(full, conditions) if dynamic else execute
     start, end = run(
         duration,
         lane_start=full.lane_start,
@@ -185,8 +184,20 @@ def _slowest_member(mesh: Mesh, axes: tuple[Axis, ...], seconds: Floats) -> Ints
     return slowest[leader]
 
 
-def _uses(full: Plan, conditions: Conditions) -> Uses:
-    """The load of tasks on each rank's device, its link to the node and its link to the network, in this order."""
+def _event_engine(full: Plan, conditions: Conditions) -> Callable[..., tuple[Floats, Floats]]:
+    """Return the engine for tasks that slow each other down."""
+    from traincast.simulate.event_queue import Uses, execute_queue
+
+    start, resource, weight = _loads(full, conditions)
+    capacity = np.ones(3 * len(full.ranks))
+    return partial(execute_queue, uses=Uses(start=start, resource=resource, weight=weight, capacity=capacity))
+
+
+def _loads(full: Plan, conditions: Conditions) -> tuple[Ints, Ints, Floats]:
+    """The load of tasks on each rank's device, its link to the node and its link to the network, in this order.
+
+    For each task the place of its first load, then the resource and the weight of each load.
+    """
     num_ranks = len(full.ranks)
     task, rank = _task_rows(full)
     communicates = full.category == Category.COMMUNICATION
@@ -205,7 +216,7 @@ def _uses(full: Plan, conditions: Conditions) -> Uses:
     order = np.argsort(user, kind="stable")
     start = np.zeros(full.num_tasks + 1, dtype=np.int64)
     np.cumsum(np.bincount(user, minlength=full.num_tasks), out=start[1:])
-    return Uses(start=start, resource=resource[order], weight=weights[order], capacity=np.ones(3 * num_ranks))
+    return start, resource[order], weights[order]
 
 
 def _task_rows(plan: Plan) -> tuple[Ints, Ints]:

@@ -150,7 +150,7 @@ class EventsLauncher:
         """Return 0; raises if a process fails."""
         from traincast.testbed.rank.launch import launch
 
-        words = [sys.executable, "-m", "traincast", *arguments]
+        words = [sys.executable, "-m", "traincast.profiling.events", *arguments]
         with loopback(ranks) if self.rate == math.inf else shaped([self.rate] * ranks) as network:
             launch([words] * ranks, network, urgent=self.urgent)
         return 0

@@ -31,7 +31,7 @@ _READABLE_SPANS = 150_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown(ForecastShown):
+class PredictShown(ForecastShown):
     """What ``predict`` shows and writes."""
 
     memory: Annotated[bool, Option("Show memory over time, and the largest tensors at its peak.")] = False
@@ -55,8 +55,8 @@ class Shown(ForecastShown):
     short_help="Forecast a training step, and the whole job.",
     epilog=options.example("predict llama3-8b --cluster dgx-h100:4 --global-batch 256 --tokens 1e12 --html step.html"),
 )
-@asks(Ask, Shown)
-def predict(ask: Ask, shown: Shown) -> None:
+@asks(Ask, PredictShown)
+def predict(ask: Ask, shown: PredictShown) -> None:
     """Forecast one training step of MODEL on a cluster.
 
     MODEL is a name of the zoo (`traincast models`), a family with its dimensions
@@ -110,7 +110,7 @@ def _is_folder(trace: str) -> bool:
     return trace.endswith("/") or Path(trace).is_dir()
 
 
-def _write(result: Forecast, shown: Shown, drawn: Drawn | None) -> list[tuple[str, str]]:
+def _write(result: Forecast, shown: PredictShown, drawn: Drawn | None) -> list[tuple[str, str]]:
     """Write the requested files; return a description and the path of each."""
     written = []
     trace, trace_ranks, html = shown.trace, shown.trace_ranks, shown.html

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown(ForecastShown):
+class SearchShown(ForecastShown):
     """Where ``search`` runs, and what it shows and writes."""
 
     engine: Annotated[str, ENGINE] = "local"
@@ -47,8 +47,8 @@ class Shown(ForecastShown):
     short_help="Find the best strategies, and the chance that each is the best.",
     epilog=options.example("search llama3-8b --cluster dgx-h100:4 --global-batch 256 --html search.html"),
 )
-@asks(SearchAsk, Shown, defaults={"objective": None, "confidence": "80%"})
-def search(ask: SearchAsk, shown: Shown) -> None:
+@asks(SearchAsk, SearchShown, defaults={"objective": None, "confidence": "80%"})
+def search(ask: SearchAsk, shown: SearchShown) -> None:
     """Find the best strategies for MODEL on a cluster, among all legal ones that fit in memory.
 
     MODEL has the forms that `traincast predict` takes. With --nodes or --devices, the search also chooses the cluster.
@@ -78,7 +78,7 @@ def search(ask: SearchAsk, shown: Shown) -> None:
     _tell(ask, shown, answer)
 
 
-def _check_outputs(ask: SearchAsk, shown: Shown) -> None:
+def _check_outputs(ask: SearchAsk, shown: SearchShown) -> None:
     """Refuse outputs that cannot be written before anything is searched."""
     all_out, resume = shown.all_out, ask.resume
     if all_out is not None and not all_out.endswith(".parquet"):
@@ -145,7 +145,7 @@ def _write(answer: Answer, *, all_out: str | None, html: str | None) -> list[tup
     return written
 
 
-def _tell(ask: SearchAsk, shown: Shown, answer: Answer) -> None:
+def _tell(ask: SearchAsk, shown: SearchShown, answer: Answer) -> None:
     """Write the requested files, then print the answer as tables or as one JSON document."""
     text = exported(answer.best.request, shown.export)
     written = _write(answer, all_out=shown.all_out, html=shown.html)

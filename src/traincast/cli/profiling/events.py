@@ -28,7 +28,7 @@ _DEFAULTS = {"runtime": "gloo", "repeats": 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class EventsShown:
     """What ``profile events`` writes and shows."""
 
     output: Annotated[
@@ -44,8 +44,8 @@ class Shown:
         "profile events resnet18 --cluster cpu-server:2x1 --strategy dp=2 --global-batch 8 -o events"
     ),
 )
-@asks(EventsAsk, Shown, defaults=_DEFAULTS)
-def events(request: EventsAsk, shown: Shown) -> None:
+@asks(EventsAsk, EventsShown, defaults=_DEFAULTS)
+def events(request: EventsAsk, shown: EventsShown) -> None:
     """Measure the distinct works of one plan of MODEL: operators, collectives and messages, and nothing else.
 
     `traincast predict --events FOLDER` uses them. On this machine, two processes measure. On GPUs or on several nodes,

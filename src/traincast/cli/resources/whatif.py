@@ -23,7 +23,7 @@ _SAME: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class WhatIfShown:
     """How ``resources whatif`` shows its answer."""
 
     as_json: Annotated[bool, JSON] = False
@@ -33,8 +33,8 @@ class Shown:
     short_help="Ask what another GPU, other workers or another batch would change.",
     epilog=options.example("resources whatif resnet50 --cluster dgx-a100:1 --global-batch 512 --to-gpu h100-sxm5-80gb"),
 )
-@asks(WhatIfAsk, Shown, defaults={"hz": None})
-def whatif(ask: WhatIfAsk, shown: Shown) -> None:
+@asks(WhatIfAsk, WhatIfShown, defaults={"hz": None})
+def whatif(ask: WhatIfAsk, shown: WhatIfShown) -> None:
     """Forecast what MODEL draws as it is, and with the change that the options --to-… ask for."""
     from traincast.resources.whatif import whatif_resources
 

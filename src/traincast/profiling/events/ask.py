@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Final
 
-from traincast.ask import Ask, Count, Option, Record, option_of
+from traincast.ask import Ask, Count, JsonRecord, Option, option_of
 
 COMPUTE: Final = Option(
     "Operators run on this machine (real), or take the time that DEVICE would need (see `traincast devices`).",
@@ -16,7 +16,7 @@ REPEATS: Final = Option("Timed runs of each measurement.", "N")
 
 
 @dataclass(frozen=True, slots=True)
-class EventsAsk(Record):
+class EventsAsk(JsonRecord):
     """The step whose works are measured. All fields are texts and numbers: the processes that measure get it as JSON.
 
     ``cluster`` is a name or a ``.toml`` file. ``compute`` is ``real``, or the device whose estimated times the
