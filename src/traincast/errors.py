@@ -95,11 +95,15 @@ def _close(name: str, known: list[str]) -> list[str]:
 
     def likeness(choice: str) -> tuple[float, int]:
         other = choice.lower()
-        heads = (other[: len(asked)], other[: len(asked) + 1])
-        whole, *parts = (difflib.SequenceMatcher(None, asked, text).ratio() for text in (other, *heads))
-        slip = asked[:1] == other[:1] or sorted(asked) == sorted(other) or whole > _NEARLY_ALL
+        whole = difflib.SequenceMatcher(None, asked, other)
+        slip = asked[:1] == other[:1] or sorted(asked) == sorted(other)
+        slip = slip or (whole.quick_ratio() > _NEARLY_ALL and whole.ratio() > _NEARLY_ALL)
         contained = float(len(asked) >= _PART and asked in other)
-        return max(contained, whole, *parts) if slip else contained, _beginning(asked, other)
+        if not slip:
+            return contained, _beginning(asked, other)
+        heads = (other[: len(asked)], other[: len(asked) + 1])
+        parts = (difflib.SequenceMatcher(None, asked, text).ratio() for text in heads)
+        return max(contained, whole.ratio(), *parts), _beginning(asked, other)
 
     found = sorted((choice for choice in known if likeness(choice)[0] >= _ALIKE), key=likeness, reverse=True)
     return found[:3]

@@ -100,7 +100,8 @@ def _check(ask: Training) -> None:
             wanted = "pairs of a pattern and column, row or replicate"
             expect("shard_rules", ask.shard_rules if isinstance(rule, str) else rule, tuple, wanted)
         expect("conditions", ask.conditions, (Conditions, type(None)), "Conditions")
-    expect("cost_model", ask.cost_model, (CostModel, type(None)), "a CostModel")
+    if ask.cost_model is not None:
+        expect("cost_model", ask.cost_model, CostModel, "a CostModel")
     expect("job", ask.job, (JobSettings, type(None)), "JobSettings")
     wanted = f"a whole number from 1 to {MAX_BATCH}"
     expect("global batch", ask.global_batch, int, wanted)

@@ -13,7 +13,7 @@ import pytest
 from traincast import validate
 from traincast.cli.main import main
 from traincast.errors import FileFormatError
-from traincast.measured.dialect import Pattern, load_dialect, vocabulary
+from traincast.measured.dialect import load_dialect, vocabulary
 from traincast.measured.machines import Machines
 from traincast.measured.memory import Units
 from traincast.measured.models import Models
@@ -113,7 +113,7 @@ def test_shipped_dialects_declare_every_word_and_their_patterns_compile(kind: ty
         re.compile(pattern)
 
 
-def _texts(value: Any) -> Iterator[Pattern]:
+def _texts(value: Any) -> Iterator[str]:
     """All texts in a vocabulary: plain words are regular expressions as well."""
     if isinstance(value, str):
         yield value

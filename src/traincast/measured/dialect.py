@@ -29,15 +29,17 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
 
 from traincast.errors import FileFormatError, nearest
 from traincast.schema import convert, read_table, read_toml, table_of
 from traincast.tables import Row, text
 
 T = TypeVar("T")
-Pattern: TypeAlias = str
-"""A regular expression."""
+Pattern: TypeAlias = re.Pattern[str]
+"""A regular expression, compiled when a topic is first needed."""
 Meanings: TypeAlias = tuple[tuple[Pattern, T], ...]
 """Patterns and what each means."""
 _OF_ROWS: Final = ("columns", "words", "facts")
@@ -45,19 +47,20 @@ _OF_ROWS: Final = ("columns", "words", "facts")
 
 def vocabulary(kind: type[T]) -> T:
     """Return the words of a topic in all shipped dialects; ``kind`` is the dataclass that declares them."""
-    return cast(T, _topic(cast(Any, kind)))
+    words: T = _topic(kind)  # type: ignore[arg-type]
+    return words
 
 
 def meaning(spellings: Meanings[T], said: str) -> T | None:
     """Return what the first pattern that ``said`` matches means; ``None`` if it matches none."""
-    return next((word for pattern, word in spellings if re.search(pattern, said)), None)
+    return next((word for pattern, word in spellings if pattern.search(said)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
     """What rows leave out: if the cells of all columns in ``when`` match, empty columns in ``state`` get a value."""
 
-    when: dict[str, Pattern]
+    when: dict[str, str]
     state: dict[str, str | int | float | bool]
 
 
@@ -66,7 +69,7 @@ class Dialect:
     """How the rows of one table are brought into our columns and words."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    words: dict[str, dict[Pattern, str]] = field(default_factory=dict)
+    words: dict[str, dict[str, str]] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
 
     def columns_of(self, names: Iterable[str]) -> list[str]:
@@ -110,7 +113,7 @@ def shipped_dialect() -> Dialect:
     return convert({key: merged[key] for key in _OF_ROWS if key in merged}, Dialect, "dialects:")
 
 
-def _patterns(dialect: Dialect) -> Iterator[tuple[str, Pattern]]:
+def _patterns(dialect: Dialect) -> Iterator[tuple[str, str]]:
     for column, words in dialect.words.items():
         yield from ((f"words.{column}", pattern) for pattern in words)
     for n, fact in enumerate(dialect.facts):
@@ -118,12 +121,12 @@ def _patterns(dialect: Dialect) -> Iterator[tuple[str, Pattern]]:
 
 
 @cache
-def _topic(kind: Any) -> object:
+def _topic(kind: Any) -> Any:
     name = kind.__name__.lower()
     table = _merged()[name]
     unknown = table.keys() - {each.name for each in fields(kind)}
     assert not unknown, f"dialects say {unknown} in [{name}], which {kind.__name__} does not declare"
-    return convert(table, kind, f"dialects: {name}")
+    return msgspec.convert(table, kind, dec_hook=lambda _, pattern: re.compile(pattern))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from traincast.ask import Ask
@@ -140,7 +139,7 @@ def read_row(row: Row) -> Reading:
     accumulate = _accumulation(row)
     samples = batch * (devices // sharers) * accumulate
     _say_batch(row, samples, assumed)
-    split = re.search(words.tensor_groups, notes)
+    split = words.tensor_groups.search(notes)
     tp = int(split[1]) if split else 1
     cp = sharers // tp if sharers % tp == 0 else 1
     if devices % (tp * cp):
@@ -150,7 +149,7 @@ def read_row(row: Row) -> Reading:
             raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
         assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
         assumed.append(unstated("recompute", runtime.defaults.recompute))
-    mesh = re.search(words.mesh, notes)
+    mesh = words.mesh.search(notes)
     strategy = Strategy(
         dp=devices // tp // cp,
         tp=tp,
@@ -201,7 +200,7 @@ def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -
 
     fp32 says how numbers are stored. A row may say that TF32 is off.
     """
-    denied = re.search(vocabulary(Spellings).no_tf32, f"{text(row, 'precision')} {text(row, 'notes')}")
+    denied = vocabulary(Spellings).no_tf32.search(f"{text(row, 'precision')} {text(row, 'notes')}")
     if precision != "fp32" or denied or not device.supports(load_precision("tf32").linear.value):
         return precision
     assumed.append(unstated("TF32 for products of fp32", "on, as by default"))
@@ -210,7 +209,7 @@ def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -
 
 def _stage(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> int:
     """Return the stage of ZeRO: as stated, or with DeepSpeed the least whose states fit on a device."""
-    stated = re.search(vocabulary(Spellings).zero, text(row, "notes").lower())
+    stated = vocabulary(Spellings).zero.search(text(row, "notes").lower())
     if stated is not None:
         return int(stated[1])
     if vocabulary(Frameworks).shards_states not in text(row, "framework").lower():
@@ -249,7 +248,7 @@ def _runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str])
     If it is not stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
     """
     habits = vocabulary(Frameworks)
-    framework = re.sub(habits.tensorflow, "TensorFlow", text(row, "framework"))
+    framework = habits.tensorflow.sub("TensorFlow", text(row, "framework"))
     released = figure(row, "container")
     if framework.lower() == "pytorch" and released is not None and released < habits.pytorch_2:
         framework = habits.pytorch_1_as

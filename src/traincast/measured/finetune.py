@@ -153,8 +153,8 @@ def _optimizer(row: Row, assumed: list[str]) -> str:
     written, words = text(row, "optimizer"), vocabulary(Tunings)
     plain = re.sub(r"[^a-z0-9]", "", written.lower())
     byte, paged = "8bit" in plain or "int8" in plain, "paged" in plain
-    low_rank = re.search(words.low_rank, plain) or re.search(words.low_rank_methods, text(row, "method").lower())
-    other = next((each for each in words.optimizers if re.search(each.pattern, plain)), None)
+    low_rank = words.low_rank.search(plain) or words.low_rank_methods.search(text(row, "method").lower())
+    other = next((each for each in words.optimizers if each.pattern.search(plain)), None)
     found, says = "", ""
     if low_rank:
         wide = (figure(row, "lora_rank") or 0.0) >= words.wide_rank
@@ -206,7 +206,7 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
     words, notes = vocabulary(Tunings), text(row, "notes").lower()
-    prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and not re.search(words.unprepared, notes)
+    prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and not words.unprepared.search(notes)
     sharded = request.strategy.zero == 3 and request.strategy.dp > 1
     twice = sharded or (prepared and runtime.name == words.plain_runtime)
     return runtime.patched(memory={"kept_inputs": 2.0}) if twice else runtime
@@ -225,11 +225,11 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     if tuning.method not in _TRAINS_WEIGHTS:
         return half
     said = " ".join(text(row, key) for key in ("framework", "zero", "notes")).lower()
-    if re.search(words.keeps_copies, said) or request.strategy.zero in (1, 2):
+    if words.keeps_copies.search(said) or request.strategy.zero in (1, 2):
         return half  # the optimizer keeps fp32 copies of 16-bit weights
     written = text(row, "precision").lower()
     stored_wide = re.search(r"\bamp\b|mixed", written) or (
-        re.search(words.upcasts, said) and "pure" not in f"{written} {said}"
+        words.upcasts.search(said) and "pure" not in f"{written} {said}"
     )
     spread = request.strategy.zero == _SHARDED and request.strategy.dp > 1
     if stored_wide and tuning.method != "full":
@@ -265,7 +265,7 @@ def completed(row: Row, assumed: list[str]) -> Mapping[str, Any]:
         found["micro_batch"] = max(1, int((figure(row, "global_batch") or each) // each))
         assumed.append(unstated("batch of a GPU", found["micro_batch"]))
     adapts = re.search(r"lora|dora", text(row, "method").lower()) is not None
-    if adapts and not text(row, "lora_targets") and re.search(words.adapts_all, text(row, "framework").lower()):
+    if adapts and not text(row, "lora_targets") and words.adapts_all.search(text(row, "framework").lower()):
         found["lora_targets"] = "all-linear"
         assumed.append(unstated("adapted layers", "all linear layers, the default of this program"))
     return found
@@ -278,7 +278,7 @@ def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
     plain["precision"] = _stated_precision(row)
     plain["recompute"] = _recompute(row)
     plain["framework"] = _framework(row, assumed)
-    found = re.search(vocabulary(Tunings).virtual_stages, text(row, "notes"))
+    found = vocabulary(Tunings).virtual_stages.search(text(row, "notes"))
     if found:
         plain["vp"] = int(found[1])
     if not figure(row, "global_batch"):
@@ -295,9 +295,9 @@ def replicas(row: Row) -> int:
 def model_name(row: Row) -> str:
     """Return the model of a row: a spec if its dimensions are not stated but known, else its name without endings."""
     words = vocabulary(Tunings)
-    names = [re.sub(words.sizes, "", text(row, "model").rpartition("/")[2])]
-    while re.search(words.endings, names[-1]):
-        names.append(re.sub(words.endings, "", names[-1], count=1))
+    names = [words.sizes.sub("", text(row, "model").rpartition("/")[2])]
+    while words.endings.search(names[-1]):
+        names.append(words.endings.sub("", names[-1], count=1))
     if all(figure(row, key) for key in ("n_layers", "hidden", "heads")):
         return names[-1]
     return next(filter(None, (find(name) for find in (known_model, zoo_name) for name in names)), names[-1])
@@ -305,7 +305,7 @@ def model_name(row: Row) -> str:
 
 def recomputes_to_host(row: Row) -> bool:
     """Return whether a run keeps the inputs of recomputed layers on the host."""
-    return re.search(vocabulary(Tunings).recompute_to_host, text(row, "recompute").lower()) is not None
+    return vocabulary(Tunings).recompute_to_host.search(text(row, "recompute").lower()) is not None
 
 
 def _zero(row: Row) -> Any:
@@ -317,9 +317,9 @@ def _stated_precision(row: Row) -> str:
     """Return the precision of a row; formats of stored weights in this column say nothing of the step's."""
     written = re.sub(r"\(.*?\)", "", text(row, "precision")).strip()
     words = vocabulary(Tunings)
-    if not re.search(words.quantised, written.lower()):
+    if not words.quantised.search(written.lower()):
         return written
-    found = re.search(words.unquantised, written.lower())
+    found = words.unquantised.search(written.lower())
     return found[0] if found else ""
 
 
@@ -327,9 +327,9 @@ def _recompute(row: Row) -> Any:
     written, words = text(row, "recompute").strip().lower(), vocabulary(Tunings)
     if written in ("unknown", "nan"):
         return ""
-    if re.match(words.no_recompute, written):
+    if words.no_recompute.match(written):
         return "none"
-    return "full" if re.search(words.recompute, written) and "selective" not in written else row.get("recompute")
+    return "full" if words.recompute.search(written) and "selective" not in written else row.get("recompute")
 
 
 def _framework(row: Row, assumed: list[str]) -> str:
@@ -339,7 +339,7 @@ def _framework(row: Row, assumed: list[str]) -> str:
     """
     written, words = text(row, "framework"), vocabulary(Tunings)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
-    if spread and re.search(words.containers, written.lower()):
+    if spread and words.containers.search(written.lower()):
         if words.container_as.lower() not in written.lower():
             said = f"framework {written!r} is a container, whose program with tp, pp or cp is: {words.container_as}"
             assumed.append(said)

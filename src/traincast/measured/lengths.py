@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -53,13 +52,13 @@ def varied(row: Row) -> bool:
     notes = text(row, "notes").lower()
     if affirms(notes, "packed|packing"):
         return False
-    return bool(figure(row, "avg_tokens_per_step")) or re.search(vocabulary(Tunings).capped, notes) is not None
+    return bool(figure(row, "avg_tokens_per_step")) or vocabulary(Tunings).capped.search(notes) is not None
 
 
 def lengths_of(row: Row) -> TextLengths:
     """Return the distribution of the lengths of texts of a row whose batches vary."""
     cap, usual = whole(row, "seq"), vocabulary(Tunings)
-    found = re.search(usual.stated_lengths, text(row, "notes").lower())
+    found = usual.stated_lengths.search(text(row, "notes").lower())
     if found is not None:
         mean, deviation = float(found[1]), float(found[2])
         return TextLengths(mean=mean, spread=math.sqrt(math.log1p((deviation / mean) ** 2)), cap=cap)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,7 +50,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
     if not gpu:
         raise RowError("gpu is not stated")
-    form = f"{system} sxm" if re.search(vocabulary(Machines).nvlink, network) else system
+    form = f"{system} sxm" if vocabulary(Machines).nvlink.search(network) else system
     try:
         device = find_device(gpu, None, form)
     except UnknownNameError:
@@ -71,7 +70,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
     place = _nodes(device, devices, per_node, network, system, assumed)
     place = in_slices(row, place)
-    power = re.search(vocabulary(Machines).power, " ".join((gpu, system, text(row, "notes"))))
+    power = vocabulary(Machines).power.search(" ".join((gpu, system, text(row, "notes"))))
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
         assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
     return place
@@ -81,7 +80,7 @@ def in_slices(row: Row, place: Cluster) -> Cluster:
     """Return the nodes of a torus in as many slices as a row states; other nodes, and nodes without a count, as is."""
     if place.intra_topology != "torus":
         return place
-    said = (re.search(pattern, text(row, column)) for column, pattern in vocabulary(Machines).slices.items())
+    said = (pattern.search(text(row, column)) for column, pattern in vocabulary(Machines).slices.items())
     found = next(filter(None, said), None)
     slices = int(found[1]) if found else 0
     if slices < 1 or place.num_nodes % slices:

@@ -76,8 +76,8 @@ def memory_of(row: Row, assumed: list[str]) -> MemoryFigure | None:
         return None
     other, other_kind = number(row, "mem_other_gb"), text(row, "mem_other_kind").lower()
     words, notes = vocabulary(Tunings), text(row, "notes").lower()
-    if other and (re.search(words.other_figure, other_kind) or re.search(words.prefer_other, notes)):
-        high = re.search(words.high_figure, other_kind) is not None
+    if other and (words.other_figure.search(other_kind) or words.prefer_other.search(notes)):
+        high = words.high_figure.search(other_kind) is not None
         return MemoryFigure(nbytes=other * _first_word(row), kind=_kind(other_kind), high=high)
     amount = number(row, "mem_gb")
     if not amount or amount <= 0.0:

@@ -35,14 +35,14 @@ def names(written: str) -> list[str]:
     short = _PUBLISHERS.sub("", lower)
     tasks = vocabulary(Models).tasks
     said = (lower, short, short.replace("_", "-"))
-    return [lower, re.sub(tasks, "", lower), short, *(re.sub(tasks, "", name) for name in said[1:])]
+    return [lower, tasks.sub("", lower), short, *(tasks.sub("", name) for name in said[1:])]
 
 
 def spellings(written: str) -> list[str]:
     """Return the names without punctuation that a table may mean, the most literal first."""
     found = [_unpunctuated(said) for said in names(written)]
     words = vocabulary(Models)
-    same = re.match(words.same_shape, found[-1])
+    same = words.same_shape.match(found[-1])
     return list(dict.fromkeys([*found, *([f"{words.same_shape_as}{same[1]}"] if same else [])]))
 
 
@@ -153,8 +153,8 @@ def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: li
         return graph
     said = f"{text(row, 'model')} {text(row, 'notes')}".lower()
     words, usual = vocabulary(Models), runtime.name in vocabulary(Frameworks).further_tokens
-    stated = re.search(words.further, said) is not None
-    trained = re.search(words.no_further, said) is None if stated else usual
+    stated = words.further.search(said) is not None
+    trained = words.no_further.search(said) is None if stated else usual
     if not stated:
         assumed.append(unstated("prediction of further tokens", depths if trained else 0))
     return model(f"{graph.name}+mtp={depths}", whole(row, "seq", 0) or None) if trained else graph
@@ -188,9 +188,9 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     if text(row, FROM_OTHERS):
         assumed.append(unstated("heads", f"{heads:g}, as in other rows of this width"))
     framework = text(row, "framework").lower()
-    written_out = re.search(words.written_out, framework) is not None
+    written_out = words.written_out.search(framework) is not None
     ran = (run for run in words.as_run if run.model == name and run.hidden == int(hidden or 0))
-    as_run = next((run for run in ran if re.search(run.framework, framework)), None)
+    as_run = next((run for run in ran if run.framework.search(framework)), None)
     if as_run is not None:
         assumed.append(contradiction("hidden and heads", as_run.by, as_run.spec))
         return model(as_run.spec, seq)
@@ -218,7 +218,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
     ]
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
-    if family == "gpt" and re.search(words.rotary, name.lower()):
+    if family == "gpt" and words.rotary.search(name.lower()):
         spec += f",{words.rotary_as}"
     if written_out and family == "gpt":
         spec += f",activation={meaning(words.written_out_activation, name.lower())}"
@@ -252,7 +252,7 @@ def _is_mixture(row: Row) -> bool:
     """Return whether a row's model has experts: its name says so, or not all of its parameters are active."""
     active, every = figure(row, "active_params_b"), figure(row, "params_b")
     fewer = active is not None and every is not None and active < 0.95 * every
-    return fewer or re.search(vocabulary(Models).mixture, text(row, "model").lower()) is not None
+    return fewer or vocabulary(Models).mixture.search(text(row, "model").lower()) is not None
 
 
 def _has_dimensions(row: Row, spec: str) -> bool:

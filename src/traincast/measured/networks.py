@@ -62,7 +62,7 @@ class Named(NamedTuple):
 
 def plain_name(written: str) -> str:
     """Return a model's name without punctuation, remarks in brackets and words of a task."""
-    return re.sub(r"[^a-z0-9]", "", _SIZE_POINT.sub("point", re.sub(vocabulary(Networks).words, "", written.lower())))
+    return re.sub(r"[^a-z0-9]", "", _SIZE_POINT.sub("point", vocabulary(Networks).words.sub("", written.lower())))
 
 
 def named_network(written: str) -> Named | None:
@@ -72,7 +72,7 @@ def named_network(written: str) -> Named | None:
     {'hidden': 384, 'heads': 6}
     """
     known = vocabulary(Networks)
-    bare = re.sub(known.details, "", re.sub(known.words, "", written.lower()))
+    bare = known.details.sub("", known.words.sub("", written.lower()))
     for plain in dict.fromkeys((plain_name(written), plain_name(bare))):
         if plain in known.variants:
             differs = dict(known.variants[plain])
@@ -100,7 +100,7 @@ def classifier_of(row: Row, graph: OperatorGraph) -> OperatorGraph:
     """
     said = " ".join(text(row, key) for key in ("task", "notes"))
     head = [op for op in graph.operators if op.scope == _LOGITS and op.phase is Phase.OPTIMIZER]
-    if not head or not re.search(vocabulary(Networks).classified, said):
+    if not head or not vocabulary(Networks).classified.search(said):
         return graph
     vocab = head[0].parameters[0].shape[0]
     changed = tuple(_with_classes(op, vocab) if op.scope in (_LOGITS, "") else op for op in graph.operators)
@@ -202,7 +202,7 @@ def _by_recipe(row: Row, card: zoo.ModelCard) -> dict[str, int | str]:
         found["frames"] = speech.frames
     if recipe is not None and recipe.seconds and "samples" in card.parameters:
         found["samples"] = recipe.sound_samples
-    if card.family == "ast" and re.search(words.short_sound, text(row, "model").lower()):
+    if card.family == "ast" and words.short_sound.search(text(row, "model").lower()):
         found["frames"] = words.short_frames
     return found
 
@@ -222,7 +222,7 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
             words.most_positions if card.family == "bert" else recipe.tokens
         )
         return min(recipe.tokens, most - most % words.position_step)
-    second = re.search(words.second_phase, f"{text(row, 'model')} {text(row, 'task')}".lower())
+    second = words.second_phase.search(f"{text(row, 'model')} {text(row, 'task')}".lower())
     if seq and seq < words.second_length and second:
         said = f"{words.second_length}, the length of the second phase of pre-training, not {seq:g}"
         assumed.append(contradiction("seq_len", "the name of the model", said))

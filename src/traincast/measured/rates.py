@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Final
 
@@ -68,7 +67,7 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
 
 def masked_rates(row: Row) -> bool:
     """Return whether the notes of a row say that its rates leave out masked scores of attention."""
-    return re.search(vocabulary(Spellings).masked_rates, text(row, "notes")) is not None
+    return vocabulary(Spellings).masked_rates.search(text(row, "notes")) is not None
 
 
 def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:

@@ -7,7 +7,6 @@ longer of the two times.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from traincast.measured.dialect import Pattern, vocabulary
@@ -24,7 +23,7 @@ class Recipe:
     One loader prepares a sample in ``load_s`` seconds; with ``on_device``, units of the device itself decode images.
     """
 
-    dataset: str
+    dataset: Pattern
     tokens: int = 0
     mean: int = 0
     target: int = 0
@@ -70,7 +69,7 @@ class Recipes:
 def recipe_of(row: Row) -> Recipe | None:
     """Return the recipe whose dataset a row names in its task or in its notes; ``None`` if it names none."""
     said = " ".join(text(row, key) for key in ("task", "notes")).lower()
-    return next((recipe for recipe in vocabulary(Recipes).recipes if re.search(recipe.dataset, said)), None)
+    return next((recipe for recipe in vocabulary(Recipes).recipes if recipe.dataset.search(said)), None)
 
 
 def speech_of(family: str) -> Speech | None:
@@ -90,7 +89,7 @@ def grouped_by_length(row: Row) -> str:
     LDDL pads a batch to its longest text, and takes the texts of a batch from one bin. By its documentation, bins of 32
     to 256 tokens make BERT's steps with 512 tokens 1.76 to 1.40 times as fast; rows say nothing of their bins.
     """
-    if not re.search(vocabulary(Recipes).grouped, text(row, "notes").lower()):
+    if not vocabulary(Recipes).grouped.search(text(row, "notes").lower()):
         return ""
     return "bins of the loader that groups texts by length not stated: all texts as long as the row says"
 
@@ -102,7 +101,7 @@ def loading_s(row: Row, *, family: str, architecture: str, batch: int) -> float:
     do not say that they fine-tune a model have none here.
     """
     habits = vocabulary(Recipes)
-    if not re.search(habits.tuned, " ".join(text(row, key) for key in ("family", "model", "notes"))):
+    if not habits.tuned.search(" ".join(text(row, key) for key in ("family", "model", "notes"))):
         return 0.0
     recipe = recipe_of(row)
     if recipe is not None and recipe.on_device and architecture in habits.decoders:

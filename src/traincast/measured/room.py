@@ -6,7 +6,6 @@ texts, which differs between scripts by a factor of four.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import log
@@ -38,7 +37,7 @@ def in_room(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Readi
 def _lengthened(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Reading:
     """Return the reading with the usual length whose forecast memory is nearest to the stated one."""
     words, request = vocabulary(Machines), reading.request
-    stated = re.search(words.memory_in_use, text(row, "notes").lower())
+    stated = words.memory_in_use.search(text(row, "notes").lower())
     name = request.graph.name.partition(":")[0].partition("-")[0]
     recipe = recipe_of(row)
     if (
@@ -64,7 +63,7 @@ def _recomputed(row: Row, reading: Reading) -> Reading:
     """Return the reading with full recomputation if no device could hold the activations of a transformer otherwise."""
     request, has = reading.request, reading.request.cluster.device.memory_bytes
     attends = any(op.kind is OpKind.ATTENTION for op, _ in request.graph)
-    saves = re.search(vocabulary(Machines).saves_memory, text(row, "notes").lower())
+    saves = vocabulary(Machines).saves_memory.search(text(row, "notes").lower())
     if request.strategy.recompute != "none" or not attends or saves:
         return reading
     needs = needed_bytes(request)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from traincast.strategy import Request
@@ -54,7 +55,12 @@ def affirms(said: str, words: str) -> bool:
     >>> affirms("No gradient checkpointing", "checkpointing"), affirms("packing=False", "packed|packing")
     (False, False)
     """
-    return re.search(rf"{_NOT_BEFORE}(?:{words}){_NOT_AFTER}", said.lower()) is not None
+    return _affirmed(words).search(said.lower()) is not None
+
+
+@cache
+def _affirmed(words: str) -> re.Pattern[str]:
+    return re.compile(rf"{_NOT_BEFORE}(?:{words}){_NOT_AFTER}")
 
 
 def contradiction(column: str, other: str, taken: object) -> str:

@@ -14,7 +14,7 @@ from traincast.measured.run import affirms, unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
 from traincast.tables import Row, RowError, figure, text
 
-_BLANKS: Final = r"[^a-z0-9]+"
+_BLANKS: Final = re.compile(r"[^a-z0-9]+")
 _SHARDED: Final = 3
 """The stage of ZeRO that shards parameters."""
 
@@ -60,7 +60,7 @@ class Generation:
     attention: str = ""
     attention_of: dict[str, str] = field(default_factory=dict)
     host_of: str = ""
-    wrapped: Pattern = ""
+    wrapped: Pattern | None = None
     wrapped_launches: float = 0.0
     wrapped_without: str = ""
 
@@ -108,13 +108,13 @@ def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | No
         said.append(unstated("precision", usual))
         return usual
     plain, words = written.lower(), vocabulary(Spellings)
-    joined = re.sub(_BLANKS, "", plain)
-    automatic = re.search(words.automatic, plain) is not None
+    joined = _BLANKS.sub("", plain)
+    automatic = words.automatic.search(plain) is not None
     name = meaning(words.precisions, joined)
     if name is None and automatic:
         name = "fp16"
         said.append(f"precision {written!r} names no 16-bit format: fp16")
-    if name is None and re.search(words.integers, joined):
+    if name is None and words.integers.search(joined):
         name = "fp8"
         said.append(f"precision {written!r} is not modelled: fp8, which has as many bits")
     if name is None:
@@ -147,7 +147,7 @@ def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     """Return the recomputation that a row states; if it states none that is known, the default of ``runtime``."""
     written = text(row, "recompute")
     found = recompute_name(written)
-    if found is None and re.search(vocabulary(Spellings).keeps_some, written.lower()):
+    if found is None and vocabulary(Spellings).keeps_some.search(written.lower()):
         assumed.append(f"recompute {written!r} keeps some projections: full")
         return "full"
     if found is None:
@@ -164,7 +164,7 @@ def schedule_of(row: Row) -> str:
     written = text(row, "schedule")
     if ":" in written:
         return written  # Python code: allowed or refused by the caller
-    said = re.sub(_BLANKS, "", (written or text(row, "notes")).lower())
+    said = _BLANKS.sub("", (written or text(row, "notes")).lower())
     found = meaning(vocabulary(Spellings).schedules, said) or ""
     if written and not found:
         raise RowError(f"schedule {written[:40]!r} is not known: expected one such as 1f1b, interleaved or gpipe")
@@ -173,13 +173,13 @@ def schedule_of(row: Row) -> str:
 
 def updates_weights(row: Row) -> bool:
     """Return whether the steps of a row update the weights: its notes may say that they have no optimizer."""
-    return re.search(vocabulary(Spellings).no_update, text(row, "notes")) is None
+    return vocabulary(Spellings).no_update.search(text(row, "notes")) is None
 
 
 def optimizer_of(row: Row, forecast: str, assumed: list[str]) -> None:
     """Add a sentence to ``assumed`` if the optimizer that is ``forecast`` is not the one that a row states."""
     written = text(row, "optimizer")
-    plain = re.sub(_BLANKS, "", written.lower())
+    plain = _BLANKS.sub("", written.lower())
     words = vocabulary(Spellings).adam
     adam = any(word in forecast for word in words)
     if not written:
@@ -239,7 +239,7 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
     if not found.host_of:
         return runtime
     host = load_runtime(found.host_of).launches
-    wrapped = re.search(found.wrapped, text(row, "framework").lower()) is not None
+    wrapped = found.wrapped is not None and found.wrapped.search(text(row, "framework").lower()) is not None
     fusions = (fusion for fusion in runtime.kernels.fusions if not (wrapped and fusion == found.wrapped_without))
     return runtime.patched(
         kernels={"fusions": tuple(fusions)},
@@ -258,7 +258,7 @@ def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
     habits = vocabulary(Frameworks)
     said = " ".join(text(row, key) for key in ("framework", "notes", "precision")).lower()
     written = text(row, "compile").lower()
-    if written in ("false", "no", "off", "0", "0.0") or re.search(habits.eager, said):
+    if written in ("false", "no", "off", "0", "0.0") or habits.eager.search(said):
         eager = load_runtime(habits.eager_as)
         return runtime.patched(
             kernels={"fusions": eager.kernels.fusions},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Final
 
@@ -71,7 +70,7 @@ def group_of(row: Row) -> str:
 
 def has_run(row: Row) -> bool:
     """Return whether the run succeeded, by the column ``status``."""
-    return re.search(vocabulary(Spellings).failed, text(row, "status").lower()) is None
+    return vocabulary(Spellings).failed.search(text(row, "status").lower()) is None
 
 
 def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Measured:
@@ -141,7 +140,7 @@ def read_row(
     notes = text(row, "notes").lower()
     if tuning is None and trains_adapters(row):
         tuning = tuning_of(row, method="lora")
-    if re.search(vocabulary(Spellings).cpu_offload, notes):
+    if vocabulary(Spellings).cpu_offload.search(notes):
         raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
     assumed = [said] if (said := grouped_by_length(row)) else []
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
@@ -176,7 +175,7 @@ def read_row(
 
 def _released(row: Row, runtime: Runtime) -> Runtime:
     """Return ``runtime`` with the release that the column ``date`` states, if it has habits that depend on it."""
-    stated = re.fullmatch(vocabulary(Spellings).release, text(row, "date"))
+    stated = vocabulary(Spellings).release.fullmatch(text(row, "date"))
     return replace(runtime, release=stated[0]) if stated and runtime.habits else runtime
 
 
@@ -244,7 +243,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         shard=shard if shard < dp * cp else 0,
         reshard=reshard,
         sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
-        capacity=1.0 if re.search(vocabulary(Spellings).dropped_tokens, text(row, "model").lower()) else 0.0,
+        capacity=1.0 if vocabulary(Spellings).dropped_tokens.search(text(row, "model").lower()) else 0.0,
         recompute=recompute_of(row, request.runtime, assumed),
     )
     request = replace(request, strategy=strategy)
@@ -442,9 +441,9 @@ def _sharded(row: Row, place: Cluster, replicas: int) -> int:
     (``dcn_fsdp_parallelism=2``).
     """
     notes, words = text(row, "notes").lower(), vocabulary(Spellings)
-    found = re.search(words.fsdp, notes)
+    found = words.fsdp.search(notes)
     if found:
         return replicas if int(found[1]) == figure(row, "dp") else int(found[1])
     slices = place.num_devices // place.domain_devices if place.intra_topology == "torus" else 1
-    across = re.search(words.across_slices, notes)
+    across = words.across_slices.search(notes)
     return replicas // slices if place.domain_nodes > 1 and slices > 1 and not across else 0

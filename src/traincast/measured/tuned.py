@@ -29,7 +29,7 @@ def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Met
     """Return the method of a row; one that is not known is taken for LoRA."""
     words, notes = vocabulary(Tunings), text(row, "notes").lower()
     noted = next((each for each in words.noted_methods if tuning.method in each.methods), None)
-    found = words.methods.get(noted.method if noted and re.search(noted.notes, notes) else tuning.method)
+    found = words.methods.get(noted.method if noted and noted.notes.search(notes) else tuning.method)
     if found is None and assumed is not None:
         assumed.append(f"method {tuning.method!r} not known: LoRA with the trained parameters that the row states")
     return found or words.methods[_LORA]
@@ -42,7 +42,7 @@ def extra_tokens(row: Row, tuning: Tuning) -> int:
     hidden = figure(row, "hidden")
     if tuning.method == "prompt_tuning" and tuning.trainable and hidden:
         return max(1, round(tuning.trainable / hidden))
-    found = re.search(vocabulary(Tunings).prompt_tokens, text(row, "notes").lower())
+    found = vocabulary(Tunings).prompt_tokens.search(text(row, "notes").lower())
     return int(found[1] or found[2]) if found else vocabulary(Tunings).prompt
 
 
@@ -51,7 +51,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
     if tuning.method == "full":
         return graph
     method, words = method_of(row, tuning, assumed), vocabulary(Tunings)
-    narrow = re.search(words.no_wide_adapters, text(row, "notes").lower())
+    narrow = words.no_wide_adapters.search(text(row, "notes").lower())
     wide = runtime.kernels.written_out and not narrow and runtime.name == words.wide_adapters
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
@@ -80,7 +80,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )
-    if tuning.quantize.startswith("nf4") and re.match(words.keeps_inputs, text(row, "date")):
+    if tuning.quantize.startswith("nf4") and words.keeps_inputs.match(text(row, "date")):
         assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
         tuned = _keeping_inputs(tuned)
     return _with_kernels(tuned, method) if method != words.methods[_LORA] else tuned

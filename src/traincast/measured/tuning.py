@@ -98,7 +98,7 @@ class Tunings:
     unprepared: Pattern
     upcasts: Pattern
     keeps_copies: Pattern
-    fused_kernels: Pattern
+    fused_kernels: str
     reshards_since: int
     low_rank: Pattern
     low_rank_methods: Pattern
@@ -140,7 +140,7 @@ def trains_adapters(row: Row) -> bool:
         return True
     said = " ; ".join(text(row, key) for key in _COLUMNS).lower()
     words = vocabulary(Tunings)
-    return re.search(words.adapters, re.sub(words.no_adapters, "", said)) is not None
+    return words.adapters.search(words.no_adapters.sub("", said)) is not None
 
 
 def tuning_of(row: Row, *, method: str = "") -> Tuning:
@@ -171,8 +171,8 @@ def _storage(row: Row, method: str) -> str:
     said = " ".join(text(row, key) for key in ("notes", "model", "precision", "framework")).lower()
     if not bits:
         stored = " ".join((method, text(row, "model").lower(), text(row, "precision").lower()))
-        found = re.search(words.bits, stored)
-        if found is None and not re.search(words.four_bits, stored):
+        found = words.bits.search(stored)
+        if found is None and not words.four_bits.search(stored):
             return ""
         bits = float(found[1] or found[2] or found[3]) if found else 4.0
     if bits in (16, 32):
@@ -181,7 +181,7 @@ def _storage(row: Row, method: str) -> str:
         raise RowError(f"quant_bits is {bits:g}: expected 4 or 8")
     if bits == 8:
         return "int8"
-    if re.search(words.gptq, said):
+    if words.gptq.search(said):
         return "gptq"
     return "nf4-single" if re.search(r"nf4(?!-dq)\b", said) and "nf4-dq" not in said else "nf4"
 
