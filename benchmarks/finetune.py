@@ -28,8 +28,8 @@ from benchmarks.markers import write
 from traincast.forecast import forecast
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.dialect import vocabulary
-from traincast.measured.finetune import MeasuredTuning, completed, group_of, read_tuning, start_up
-from traincast.measured.tuning import Tuning, Tunings, tuning_of
+from traincast.measured.tuning.rows import MeasuredTuning, completed, group_of, read_tuning, start_up
+from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
 from traincast.strategy import Request, find_runtime, load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, figure, read_rows, text

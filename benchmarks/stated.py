@@ -19,9 +19,10 @@ from typing import Final
 
 from benchmarks.markdown import table as markdown
 from traincast.errors import TraincastError
-from traincast.measured import Reading, assumption_kind, dp_steps, finetune, steps
+from traincast.measured import Reading, assumption_kind, dp_steps, steps
 from traincast.measured.stated import ReplacedError, explained, replaced
 from traincast.measured.table import completed
+from traincast.measured.tuning import rows as finetune
 from traincast.tables import Row, RowError, read_rows, text
 
 Reader = Callable[[Row], Reading]

@@ -25,8 +25,9 @@ from traincast import Answer, Forecast, OperatorGraph, Request, RequestError, Sc
 from traincast.cli.main import main
 from traincast.export import export as written_for
 from traincast.graph.files import graph_to_dict
-from traincast.measured import dp_steps, finetune, steps
+from traincast.measured import dp_steps, steps
 from traincast.measured.table import completed
+from traincast.measured.tuning import rows as finetune
 from traincast.tables import RowError, read_rows
 
 RENAMED: Final[dict[str, str]] = {

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from benchmarks.stated import Count, count_row
 
-from traincast.measured import Reading, dp_steps, finetune, steps
+from traincast.measured import Reading, dp_steps, steps
 from traincast.measured.stated import ReplacedError, check_stated, replaced
+from traincast.measured.tuning import rows as finetune
 from traincast.tables import Row, RowError
 
 STEPS: Row = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.measured.models import graph_of
+from traincast.measured.models.language import graph_of
 from traincast.measured.table import FROM_OTHERS, completed
 from traincast.tables import Row
 

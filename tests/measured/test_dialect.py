@@ -16,11 +16,11 @@ from traincast.errors import FileFormatError
 from traincast.measured.dialect import load_dialect, vocabulary
 from traincast.measured.machines import Machines
 from traincast.measured.memory import Units
-from traincast.measured.models import Models
-from traincast.measured.networks import Networks
+from traincast.measured.models.language import Models
+from traincast.measured.models.networks import Networks
 from traincast.measured.recipes import Recipes
 from traincast.measured.spellings import Frameworks, Spellings
-from traincast.measured.tuning import Tunings
+from traincast.measured.tuning.words import Tunings
 
 OURS = """\
 source,gpu,n_gpus,model,seq,precision,recompute,dp,micro_batch,global_batch,step_time_s,gpus_per_node,framework

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from traincast.measured.finetune import read_tuning, start_up
 from traincast.measured.memory import memory_of
 from traincast.measured.steps import read_row
-from traincast.measured.tuned import extra_tokens
-from traincast.measured.tuning import Tuning, trains_adapters, tuning_of
+from traincast.measured.tuning.graph import extra_tokens
+from traincast.measured.tuning.rows import read_tuning, start_up
+from traincast.measured.tuning.words import Tuning, trains_adapters, tuning_of
 from traincast.strategy import lower
 from traincast.strategy.prepare import kept_precision
 from traincast.tables import RowError

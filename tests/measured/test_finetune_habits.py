@@ -8,8 +8,8 @@ import pytest
 from benchmarks.finetune import NEUTRAL, USUAL
 
 from tests.measured.test_finetune import ROW
-from traincast.measured.finetune import start_up
-from traincast.measured.tuning import tuning_of
+from traincast.measured.tuning.rows import start_up
+from traincast.measured.tuning.words import tuning_of
 
 
 def test_every_habit_has_a_neutral_value() -> None:

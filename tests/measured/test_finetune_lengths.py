@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import pytest
 
-from traincast.measured.lengths import TextLengths, batches_of, lengths_of, varied
+from traincast.measured.tuning.lengths import TextLengths, batches_of, lengths_of, varied
 
 ROW = {"seq": 2048.0, "micro_batch": 2.0, "global_batch": 2.0, "notes": "seq is a cap"}
 

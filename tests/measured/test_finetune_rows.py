@@ -8,8 +8,8 @@ import pytest
 
 from tests.measured.test_finetune import ROW, read
 from traincast.graph.zoo.known_models import known_model
-from traincast.measured.finetune import as_steps, completed, model_name
-from traincast.measured.tuning import tuning_of
+from traincast.measured.tuning.rows import as_steps, completed, model_name
+from traincast.measured.tuning.words import tuning_of
 from traincast.strategy.prepare import memory_by_stage, prepare
 
 

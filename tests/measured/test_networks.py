@@ -7,7 +7,7 @@ import pytest
 from tests.measured.test_dp_steps import ROW
 from traincast.graph import Phase
 from traincast.measured.dp_steps import read_row, read_run, request_of
-from traincast.measured.networks import Named, named_network
+from traincast.measured.models.networks import Named, named_network
 from traincast.strategy import lower
 from traincast.tables import Row, RowError
 

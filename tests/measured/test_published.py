@@ -6,7 +6,7 @@ import pytest
 
 from traincast import OperatorGraph, capture, load_runtime
 from traincast.graph import zoo
-from traincast.measured.models import further_tokens, graph_of, published_spec, spellings, zoo_name
+from traincast.measured.models.language import further_tokens, graph_of, published_spec, spellings, zoo_name
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_further_tokens_are_predicted_if_the_row_or_the_recipe_says_so(
         asked.append(spec)
         return graph
 
-    monkeypatch.setattr("traincast.measured.models.model", model)
+    monkeypatch.setattr("traincast.measured.models.language.model", model)
     assumed: list[str] = []
     further_tokens({"model": written, "seq": 4096.0}, graph, load_runtime(runtime), assumed)
     assert asked == (["gpt2+mtp=1"] if trained else [])

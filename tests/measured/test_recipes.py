@@ -11,7 +11,7 @@ from traincast import load_runtime
 from traincast.graph import OpKind
 from traincast.measured.dp_steps import read_row, read_run, request_of
 from traincast.measured.recipes import grouped_by_length, loading_s, packed_tokens, recipe_of
-from traincast.measured.tuned import packed_graph
+from traincast.measured.tuning.graph import packed_graph
 from traincast.tables import Row
 from traincast.validating.steps import validate_dp_steps
 

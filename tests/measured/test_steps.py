@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast import load_cluster
-from traincast.measured.models import zoo_name
+from traincast.measured.models.language import zoo_name
 from traincast.measured.spellings import precision_name
 from traincast.measured.steps import read_row, read_run, read_timed_run, request_of
 from traincast.tables import Row, RowError

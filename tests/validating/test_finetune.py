@@ -11,7 +11,7 @@ import pytest
 from tests.cli.test_verbs import run, run_json
 from tests.measured.test_finetune import ROW
 from traincast import load_runtime, validate
-from traincast.measured.finetune import read_tuning
+from traincast.measured.tuning.rows import read_tuning
 from traincast.strategy import Memory, lower
 from traincast.validating.finetune import counted
 

@@ -11,16 +11,16 @@ from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
 from traincast.measured.machines import dp_cluster_of
-from traincast.measured.models import optimizer_name
-from traincast.measured.networks import network_of
+from traincast.measured.models.language import optimizer_name
+from traincast.measured.models.networks import network_of
 from traincast.measured.rates import as_samples
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
 from traincast.measured.run import Measured, Reading, affirms, contradiction, unstated
 from traincast.measured.spellings import Frameworks, Spellings, optimizer_of, precision_name, supported, updates_weights
 from traincast.measured.stated import check_stated
-from traincast.measured.tuned import tuned_graph
-from traincast.measured.tuning import trains_adapters, tuning_of
+from traincast.measured.tuning.graph import tuned_graph
+from traincast.measured.tuning.words import trains_adapters, tuning_of
 from traincast.resolve import resolve
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import usual_precision

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from traincast.cluster import Device
 from traincast.measured.dialect import meaning, vocabulary
 from traincast.measured.run import unstated
-from traincast.measured.tuning import Tunings
+from traincast.measured.tuning.words import Tunings
 from traincast.tables import Row, RowError, figure, number, text
 from traincast.units import GB
 

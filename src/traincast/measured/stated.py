@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from traincast.cluster.architecture import load_architecture
 from traincast.errors import UnknownNameError
 from traincast.graph import DType
-from traincast.measured.models import DIMENSIONS, dimensions_of
+from traincast.measured.models.language import DIMENSIONS, dimensions_of
 from traincast.measured.run import Reading
 from traincast.measured.spellings import precision_name, recompute_name, schedule_of
 from traincast.strategy import Request, find_runtime, load_precision

@@ -12,7 +12,7 @@ from traincast.graph import OpKind
 from traincast.measured.dialect import vocabulary
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
-from traincast.measured.models import further_tokens, graph_of, optimizer_name
+from traincast.measured.models.language import further_tokens, graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
 from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.room import needed_bytes
@@ -29,8 +29,8 @@ from traincast.measured.spellings import (
     updates_weights,
 )
 from traincast.measured.stated import check_stated
-from traincast.measured.tuned import packed_graph, tuned_graph
-from traincast.measured.tuning import Tuning, trains_adapters, tuning_of
+from traincast.measured.tuning.graph import packed_graph, tuned_graph
+from traincast.measured.tuning.words import Tuning, trains_adapters, tuning_of
 from traincast.resolve import resolve
 from traincast.strategy import (
     Request,

@@ -10,12 +10,12 @@ from pathlib import Path
 from traincast.errors import TraincastError
 from traincast.estimate import CostModel
 from traincast.forecast import forecast
-from traincast.measured import finetune
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.dialect import Dialect
-from traincast.measured.finetune import MeasuredTuning
 from traincast.measured.memory import MemoryKind
 from traincast.measured.table import rows_of
+from traincast.measured.tuning import rows as finetune
+from traincast.measured.tuning.rows import MeasuredTuning
 from traincast.report import Report
 from traincast.strategy import Memory, Request, Runtime
 from traincast.strategy.memory.allocations import allocations_of, simulate

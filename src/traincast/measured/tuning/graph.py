@@ -14,7 +14,7 @@ from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
 from traincast.measured.run import unstated
 from traincast.measured.spellings import Frameworks
-from traincast.measured.tuning import Method, Tuning, Tunings
+from traincast.measured.tuning.words import Method, Tuning, Tunings
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text
 

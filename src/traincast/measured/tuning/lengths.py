@@ -15,8 +15,8 @@ from typing import Final
 
 from traincast.measured.dialect import vocabulary
 from traincast.measured.run import affirms, unstated
-from traincast.measured.tuned import extra_tokens
-from traincast.measured.tuning import Tuning, Tunings
+from traincast.measured.tuning.graph import extra_tokens
+from traincast.measured.tuning.words import Tuning, Tunings
 from traincast.tables import Row, figure, text, whole
 
 _BATCHES: Final = 32

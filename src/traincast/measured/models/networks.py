@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from traincast.graph import Operator, OperatorGraph, Phase, TensorSpec, zoo
 from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
-from traincast.measured.models import model, zoo_name
+from traincast.measured.models.language import model, zoo_name
 from traincast.measured.recipes import recipe_of, speech_of
 from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text

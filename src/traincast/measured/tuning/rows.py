@@ -16,13 +16,13 @@ from traincast.errors import UnknownNameError
 from traincast.graph import DType
 from traincast.graph.zoo.known_models import known_model
 from traincast.measured.dialect import meaning, vocabulary
-from traincast.measured.lengths import batch_lengths, batches_of, varied
 from traincast.measured.memory import MemoryKind, memory_of
-from traincast.measured.models import zoo_name
+from traincast.measured.models.language import zoo_name
 from traincast.measured.run import Measured, Reading, affirms, unstated
 from traincast.measured.steps import read_row
-from traincast.measured.tuned import extra_tokens
-from traincast.measured.tuning import Tuning, Tunings, tuning_of
+from traincast.measured.tuning.graph import extra_tokens
+from traincast.measured.tuning.lengths import batch_lengths, batches_of, varied
+from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
 from traincast.strategy import Request, Runtime, find_runtime, load_precision
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.strategy import Offload
