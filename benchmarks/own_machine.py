@@ -87,7 +87,7 @@ class RealSteps:
         self._thread.start()
 
     def _run(self, words: list[str]) -> None:
-        self._code = run_locally(words, ranks=1, module="benchmarks.own_machine_steps")
+        self._code = run_locally("benchmarks.own_machine_steps", words, ranks=1)
 
     def seconds(self) -> float:
         """Wait for the process to end; return the mean seconds of their steps."""
@@ -109,7 +109,7 @@ def judge(model: str, batch: int, *, folder: Path, runtime: str) -> Outcome:
 
     def launcher(arguments: Sequence[str], *, ranks: int) -> int:
         words = [str(lock), "traincast", *arguments]
-        return run_locally(words, ranks=ranks, module="benchmarks.own_machine_turns")
+        return run_locally("benchmarks.own_machine_turns", words, ranks=ranks)
 
     real = [RealSteps(model, batch, output=folder / f"real{number}.json", lock=lock) for number in range(2)]
     start = time.monotonic()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from traincast.graph.load import load_model as capture
     from traincast.profiling.collectives.cases import CollectiveRequest
     from traincast.profiling.monitor.sample import Monitored
-    from traincast.profiling.operators.measure import OperatorRequest
+    from traincast.profiling.operators.ask import OperatorRequest
     from traincast.profiling.output import Profile
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, Report
@@ -99,7 +99,7 @@ _HOMES = {
     "traincast.graph.files": "load_graph save_graph",
     "traincast.graph.load": "capture",
     "traincast.profiling.collectives.cases": "CollectiveRequest",
-    "traincast.profiling.operators.measure": "OperatorRequest",
+    "traincast.profiling.operators.ask": "OperatorRequest",
     "traincast.profiling.output": "Profile",
     "traincast.profiling.monitor.sample": "Monitored",
     "traincast.profiling.profile": "profile",

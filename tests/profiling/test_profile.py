@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from traincast import CollectiveRequest, OperatorRequest, RequestError, profile
-from traincast.profiling.launch import words_of
+from traincast.cli.derive import words_of
 
 TINY = "gpt:layers=1,hidden=16,heads=2,vocab=50,seq=8"
 OPERATORS = OperatorRequest(models=(TINY,), repeats=2, in_context=False, limit=3)
@@ -57,8 +58,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_request_is_told_to_other_processes_as_the_command_line_reads_it() -> None:
-    assert words_of(CollectiveRequest(), Path("t.parquet")) == ["profile", "collectives", "-o", "t.parquet"]
+def test_a_request_is_json_for_other_processes_and_words_for_a_launcher() -> None:
+    assert words_of(CollectiveRequest()) == []
     request = CollectiveRequest(
         collectives=("p2p", "broadcast"),
         sizes=(1024, 2048),
@@ -71,18 +72,18 @@ def test_a_request_is_told_to_other_processes_as_the_command_line_reads_it() -> 
         system="box",
         interconnect="NVLink 4",
     )
-    words = words_of(request, Path("t.parquet"))
-    told = dict(zip(words[2::2], words[3::2], strict=True))
+    assert CollectiveRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+    words = words_of(request)
+    told = dict(zip(words[::2], words[1::2], strict=True))
     assert told == {
         "--ops": "p2p,broadcast",
         "--sizes": "1024,2048",
         "--groups": "2,4",
         "--backend": "nccl",
         "--repeats": "3",
-        "--time-limit": "90.5s",
+        "--time-limit": "90.5",
         "--threads": "2",
         "--source": "lab",
         "--system": "box",
         "--interconnect": "NVLink 4",
-        "-o": "t.parquet",
     }

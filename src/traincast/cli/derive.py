@@ -56,8 +56,15 @@ def words_of(ask: Any, *, defaults: Mapping[str, Any] | None = None) -> list[str
     words = [str(getattr(ask, name)) for name in found if _is_argument(found[name])]
     for name, one in found.items():
         value = getattr(ask, name)
-        if _is_argument(one) or value == (defaults or {}).get(name, one.default) or isinstance(value, bool):
+        if _is_argument(one) or value == (defaults or {}).get(name, one.default) or value is False:
             continue
+        if one.option.turns_off:  # such as a cache: how a verb works, not what is asked
+            continue
+        if value is True:
+            words.append(_flag(one))
+            continue
+        if one.option.whole and isinstance(value, tuple):
+            value = ",".join(map(str, value))
         for each in value if isinstance(value, tuple) else (value,):
             words += [_flag(one), "=".join(map(str, each)) if isinstance(each, tuple) else _short(each)]
     return words

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from traincast.ask import Option
 from traincast.errors import RequestError
-from traincast.profiling.events.ask import COMPUTE, REPEATS, THREADS
+from traincast.profiling.ask import COMPUTE, REPEATS, THREADS
 from traincast.units import parse_count, parse_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -166,27 +166,6 @@ def precision(choices: str, *, default: str | None = None) -> Decorator:
     )
 
 
-def runtime() -> Decorator:
-    """``--runtime``."""
-    return click.option(
-        "--runtime",
-        metavar="NAME",
-        help="Training framework: a name (see `traincast runtimes`) or a .toml file.",
-    )
-
-
-def job_length() -> Decorator:
-    """``--tokens``, ``--samples`` and ``--steps``: the length of the job; at most one of them."""
-
-    def decorate(function: F) -> F:
-        for unit, example in (("steps", ""), ("samples", ""), ("tokens", ", such as 1e12")):
-            text = f"Length of the job in {unit}{example}."
-            function = click.option(f"--{unit}", type=COUNT, metavar="N", help=text)(function)
-        return function
-
-    return decorate
-
-
 def bundle() -> Decorator:
     """``--bundle``."""
     return click.option(
@@ -206,20 +185,6 @@ def compute() -> Decorator:
         metavar=COMPUTE.metavar,
         help=COMPUTE.help,
     )
-
-
-def events() -> Decorator:
-    """``--events``."""
-    return click.option(
-        "--events",
-        metavar="FOLDER",
-        help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have.",
-    )
-
-
-def no_cache() -> Decorator:
-    """``--no-cache``."""
-    return click.option("--no-cache", is_flag=True, help="Do not read or write the cache of traced models.")
 
 
 def exports(more: str) -> Option:
@@ -260,11 +225,6 @@ def seed(more: str) -> Decorator:
     )
 
 
-def explain() -> Decorator:
-    """``--explain``."""
-    return click.option("--explain", is_flag=True, help=EXPLAIN.help)
-
-
 def workers_option(more: str) -> Option:
     """``--workers``; ``more`` says what the processes do."""
     return Option(_text("Number of processes to use at once.", more), "N")
@@ -294,16 +254,6 @@ def engine() -> Decorator:
     return decorate
 
 
-def time_limit() -> Decorator:
-    """``--time-limit``."""
-    return click.option(
-        "--time-limit",
-        type=TIME,
-        metavar="TIME",
-        help="Stop after this time, such as 30min. The same command resumes later.",
-    )
-
-
 def repeats() -> Decorator:
     """``--repeats``."""
     return click.option("--repeats", default=20, show_default=True, type=COUNT, metavar="N", help=REPEATS.help)
@@ -322,36 +272,6 @@ def source() -> Decorator:
         show_default=True,
         metavar="NAME",
         help="Value of the table's source column; errors are grouped by it.",
-    )
-
-
-def layers_per_type() -> Decorator:
-    """``--layers-per-type``."""
-    return click.option(
-        "--layers-per-type",
-        default=40,
-        show_default=True,
-        type=COUNT,
-        metavar="N",
-        help="Layers of each type in the operator set.",
-    )
-
-
-def opset_size() -> Decorator:
-    """``--size``."""
-    return click.option(
-        "--size",
-        default="full",
-        show_default=True,
-        metavar="NAME",
-        help="Operators of the operator set: full (as in published networks) or small (for one core of a processor).",
-    )
-
-
-def batch() -> Decorator:
-    """``--batch``."""
-    return click.option(
-        "--batch", default=1, show_default=True, type=COUNT, metavar="N", help="Samples per step on the one device."
     )
 
 

@@ -6,54 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from traincast.graph.capture.capture import require_torch
 from traincast.processes.run import ProcessStart, environment_of, shell_code, started, wait_for
-from traincast.profiling.collectives.cases import CollectiveRequest
-
-_OPTIONS: Final = {
-    "collectives": "--ops",
-    "sizes": "--sizes",
-    "groups": "--groups",
-    "backend": "--backend",
-    "repeats": "--repeats",
-    "time_limit_s": "--time-limit",
-    "threads": "--threads",
-    "source": "--source",
-    "system": "--system",
-    "interconnect": "--interconnect",
-    "beside_compute": "--beside-compute",
-    "concurrent_groups": "--concurrent-groups",
-    "node_sets": "--node-sets",
-}
-"""The option of ``traincast profile collectives`` for each field of a request."""
 
 
-def words_of(request: CollectiveRequest, output: Path) -> list[str]:
-    """Return the arguments of ``traincast`` that measure ``request`` into ``output``."""
-    words = ["profile", "collectives"]
-    for field in fields(request):
-        value = getattr(request, field.name)
-        if value == field.default:
-            continue
-        if value is True:
-            words.append(_OPTIONS[field.name])
-            continue
-        if isinstance(value, tuple):
-            value = ",".join(map(str, value))
-        elif field.name == "time_limit_s":
-            value = f"{value!r}s"
-        words += [_OPTIONS[field.name], str(value)]
-    return [*words, "-o", str(output)]
-
-
-def run_locally(
-    arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | None = None, module: str = "traincast"
-) -> int:
-    """Run ``traincast``, or another ``module``, with ``arguments`` in ``ranks`` processes that know each other.
+def run_locally(module: str, arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | None = None) -> int:
+    """Run ``module`` with ``arguments`` in ``ranks`` processes that know each other.
 
     Returns 0, or the exit code of the first process that failed. Rank 0 writes to ``stdout``, or where this process
     writes; the other ranks write nothing.

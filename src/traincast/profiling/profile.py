@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Final
+from threading import Thread
+from typing import Any, Final
 
 from traincast.errors import RequestError
 from traincast.profiling.collectives.cases import CollectiveRequest
 from traincast.profiling.collectives.measure import check_backend, is_launched, profile_collectives
-from traincast.profiling.launch import run_locally, words_of
-from traincast.profiling.operators.measure import OperatorRequest, profile_operators
+from traincast.profiling.launch import run_locally
+from traincast.profiling.operators.ask import OperatorRequest
+from traincast.profiling.operators.measure import profile_operators
 from traincast.profiling.output import Profile, Progress, Unmeasured, check_output
 
 MOST_RANKS: Final = 1024
@@ -50,12 +52,7 @@ def profile(
     if ranks is None:
         return profile_collectives(request, path, progress=progress)
     check_ranks(ranks, request, what="ranks")
-    with TemporaryFile() as said:
-        code = run_locally([*words_of(request, path), "--json"], ranks=ranks, stdout=said)
-        if code:
-            raise RequestError(f"{ranks} processes that measure collectives failed with exit code {code}: see above")
-        said.seek(0)
-        facts = json.load(said)
+    facts = _told_by(request, path, ranks=ranks, progress=progress or (lambda done, total, what: None))
     import pyarrow.parquet as pq
 
     return Profile(
@@ -67,6 +64,35 @@ def profile(
         left=facts["left"],
         warnings=tuple(facts["warnings"]),
     )
+
+
+def _told_by(request: CollectiveRequest, path: Path, *, ranks: int, progress: Progress) -> dict[str, Any]:
+    """Measure with ``ranks`` processes on this machine; return what rank 0 says at the end."""
+    told: dict[str, Any] = {}
+    receive, send = os.pipe()
+    with os.fdopen(receive, encoding="utf-8") as lines, os.fdopen(send, "wb") as stdout:
+
+        def listen() -> None:
+            for line in lines:
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    told.update(said)
+                else:
+                    progress(*said)
+
+        listener = Thread(target=listen)
+        listener.start()
+        try:
+            words = [json.dumps(request.to_dict()), str(path)]
+            code = run_locally("traincast.profiling.collectives", words, ranks=ranks, stdout=stdout)
+        finally:
+            stdout.close()  # the lines end here
+            listener.join()
+    if "error" in told:
+        raise RequestError(told["error"])
+    if code:
+        raise RequestError(f"{ranks} processes that measure collectives failed with exit code {code}: see above")
+    return told
 
 
 def check_ranks(ranks: int, request: CollectiveRequest, *, what: str) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
+from traincast.ask import Count, JsonRecord, Option
 from traincast.errors import RequestError, UnknownNameError
-from traincast.units import GIB, KIB, parse_bytes
+from traincast.profiling.ask import INTERCONNECT, REPEATS, SOURCE, THREADS, TIME_LIMIT
+from traincast.units import GIB, KIB, parse_bytes, parse_count
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 BACKENDS: Final = ("gloo", "nccl")
@@ -25,33 +27,102 @@ _MOST_THREADS: Final = 4096
 _MOST_GROUPS: Final = 10_000
 
 
+def parse_size(text: str) -> int:
+    """Read a message size such as ``4096``, ``64KiB`` or ``1.5MB``, in whole bytes.
+
+    >>> parse_size("64KiB"), parse_size("1MB")
+    (65536, 1000000)
+    """
+    value = parse_bytes(text, what="size")
+    if not 1 <= value <= _LARGEST:
+        raise RequestError(f"size {text!r}: expected from 1 byte to {_LARGEST // GIB} GiB")
+    return int(value)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Parse a list of sizes; a range doubles (``1KiB..64MiB``) or grows by a factor (``1KiB..64MiB:4``).
+
+    >>> parse_sizes("1KiB..8KiB")
+    (1024, 2048, 4096, 8192)
+    >>> parse_sizes("1KiB..64KiB:8,1MiB")
+    (1024, 8192, 65536, 1048576)
+    """
+    sizes: list[int] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        first, dots, rest = item.partition("..")
+        if not dots:
+            sizes.append(parse_size(item))
+            continue
+        last, colon, factor = rest.partition(":")
+        if colon and (not factor.isdecimal() or int(factor) < 2):
+            raise RequestError(f"sizes {item!r}: the factor after ':' must be a whole number of 2 or more")
+        size, end = parse_size(first), parse_size(last)
+        if size > end:
+            raise RequestError(f"sizes {item!r}: the first size, {first}, is larger than the last, {last}")
+        while size <= end:
+            sizes.append(size)
+            size *= int(factor) if colon else 2
+    if not sizes:
+        raise RequestError(f"sizes {text!r}: expected sizes such as 1KiB..64MiB")
+    return tuple(dict.fromkeys(sizes))
+
+
+def _group_sizes(text: str) -> tuple[int, ...]:
+    found = tuple(parse_count(size, what="--groups") for size in _names(text))
+    if not found:
+        raise RequestError(f"--groups {text!r}: expected ranks per group, such as 2,4")
+    return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRequest:
-    """The collectives to profile: ``sizes`` in bytes, ``groups`` in ranks (empty: 2, 4, … up to all ranks).
+class CollectiveRequest(JsonRecord):
+    """The collectives to profile. A later run with the same output measures what is left.
 
-    ``time_limit_s`` is the most seconds to take; a later run with the same output measures what is left.
-
-    Three fields ask for run-time patterns, which are measured after the isolated collectives. With ``beside_compute``,
-    every collective is also measured while its ranks compute. With ``concurrent_groups``, it is also measured while
-    this many groups of the same shape run it at once, where the ranks suffice. With ``node_sets``, a group is measured
-    on up to this many sets of nodes.
+    Run-time patterns (``beside_compute``, ``concurrent_groups``) are measured after the isolated collectives.
     """
 
-    collectives: tuple[str, ...] = COLLECTIVES
-    sizes: tuple[int, ...] = SIZES
-    groups: tuple[int, ...] = ()
-    backend: str = "gloo"
-    repeats: int = 20
-    time_limit_s: float | None = None
-    threads: int = 1
-    source: str = "profile"
-    system: str = ""
-    interconnect: str = ""
-    beside_compute: bool = False
-    concurrent_groups: int = 1
-    node_sets: int = 1
+    collectives: Annotated[
+        tuple[str, ...],
+        Option(
+            "Collectives to measure: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, p2p. Default: all.",
+            "NAME,…",
+            flag="--ops",
+            read=_names,
+            whole=True,
+        ),
+    ] = COLLECTIVES
+    sizes: Annotated[
+        tuple[int, ...],
+        Option(
+            "Message sizes (64KiB,1MB), or ranges that double (1KiB..64MiB) or grow by a factor (1KiB..64MiB:4).",
+            "SIZE,…",
+            read=parse_sizes,
+            whole=True,
+        ),
+    ] = SIZES
+    groups: Annotated[
+        tuple[int, ...],
+        Option("Ranks per group. Default: 2, 4, … up to all ranks.", "N,…", read=_group_sizes, whole=True),
+    ] = ()
+    backend: Annotated[str, Option("Communication library: gloo or nccl.", "NAME")] = "gloo"
+    repeats: Annotated[Count, REPEATS] = 20
+    time_limit_s: Annotated[float | None, TIME_LIMIT] = None
+    threads: Annotated[Count, THREADS] = 1
+    source: Annotated[str, SOURCE] = "profile"
+    system: Annotated[str, Option("Value of the table's system column. Default: the name of the host.", "NAME")] = ""
+    interconnect: Annotated[str, INTERCONNECT] = ""
+    beside_compute: Annotated[bool, Option("Also measure each collective while all of its ranks compute.")] = False
+    concurrent_groups: Annotated[
+        Count, Option("Also measure each collective while N groups of the same shape run it at once.", "N")
+    ] = 1
+    node_sets: Annotated[Count, Option("Measure each group on up to N different sets of nodes.", "N")] = 1
 
     def __post_init__(self) -> None:
+        JsonRecord.__post_init__(self)
         for name in self.collectives:
             if name not in COLLECTIVES:
                 raise UnknownNameError("collective", name, COLLECTIVES)
@@ -111,46 +182,6 @@ class CollectiveCase:
     def ranks(self) -> tuple[int, ...]:
         """The ranks of all groups."""
         return tuple(rank for group in self.groups for rank in group.ranks)
-
-
-def parse_size(text: str) -> int:
-    """Read a message size such as ``4096``, ``64KiB`` or ``1.5MB``, in whole bytes.
-
-    >>> parse_size("64KiB"), parse_size("1MB")
-    (65536, 1000000)
-    """
-    value = parse_bytes(text, what="size")
-    if not 1 <= value <= _LARGEST:
-        raise RequestError(f"size {text!r}: expected from 1 byte to {_LARGEST // GIB} GiB")
-    return int(value)
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse a list of sizes; a range doubles (``1KiB..64MiB``) or grows by a factor (``1KiB..64MiB:4``).
-
-    >>> parse_sizes("1KiB..8KiB")
-    (1024, 2048, 4096, 8192)
-    >>> parse_sizes("1KiB..64KiB:8,1MiB")
-    (1024, 8192, 65536, 1048576)
-    """
-    sizes: list[int] = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        first, dots, rest = item.partition("..")
-        if not dots:
-            sizes.append(parse_size(item))
-            continue
-        last, colon, factor = rest.partition(":")
-        if colon and (not factor.isdecimal() or int(factor) < 2):
-            raise RequestError(f"sizes {item!r}: the factor after ':' must be a whole number of 2 or more")
-        size, end = parse_size(first), parse_size(last)
-        if size > end:
-            raise RequestError(f"sizes {item!r}: the first size, {first}, is larger than the last, {last}")
-        while size <= end:
-            sizes.append(size)
-            size *= int(factor) if colon else 2
-    if not sizes:
-        raise RequestError(f"sizes {text!r}: expected sizes such as 1KiB..64MiB")
-    return tuple(dict.fromkeys(sizes))
 
 
 def elements_of(collective: str, nbytes: int, num_ranks: int) -> int:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from traincast.ask import Ask, Count, JsonRecord, Option, option_of
-
-COMPUTE: Final = Option(
-    "Operators run on this machine (real), or take the time that DEVICE would need (see `traincast devices`).",
-    "real|DEVICE",
-)
-THREADS: Final = Option("Threads of each process.", "N")
-REPEATS: Final = Option("Timed runs of each measurement.", "N")
+from traincast.profiling.ask import COMPUTE, REPEATS, THREADS, TIMED_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +32,7 @@ class EventsAsk(JsonRecord):
     network: Annotated[str, Option("What to write about the network into the folder.", "TEXT", flag="--note")] = ""
     threads: Annotated[Count, THREADS] = 1
     repeats: Annotated[Count, REPEATS] = 30
-    steps: Annotated[Count, Option("Timed steps of each model.", "N", flag="--timed-steps")] = 12
+    steps: Annotated[Count, TIMED_STEPS] = 12
 
     def step(self, *, use_cache: bool = True) -> Ask:
         """Return the ask of the step alone."""

@@ -76,7 +76,7 @@ class EventsProfile:
 
 def _measuring(arguments: Sequence[str], *, ranks: int) -> int:
     """Start the processes that measure on this machine."""
-    return run_locally(arguments, ranks=ranks, module="traincast.profiling.events")
+    return run_locally("traincast.profiling.events", arguments, ranks=ranks)
 
 
 def journal_of(output: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,72 +16,18 @@ from traincast.graph.capture.own_modules import takes_seq
 from traincast.graph.load import load_model
 from traincast.imports import import_callable
 from traincast.profiling.machine.device import check_device, device_name, framework_name, free_memory
-from traincast.profiling.operators.opset import FULL, SIZES, is_operator_set, load_operator_set, operator_set
+from traincast.profiling.operators.ask import OperatorRequest
+from traincast.profiling.operators.opset import is_operator_set, load_operator_set, operator_set
 from traincast.profiling.output import Profile, ProfileOutput, Progress, Unmeasured
 from traincast.profiling.rows import Row, canonical, operator_from_row, row_of
 from traincast.profiling.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision
 from traincast.units import format_bytes, format_seconds
 
-PRECISIONS: Final = ("fp32", "bf16", "fp16")
 ALONE: Final = "alone"
 IN_MODEL: Final = "model"
 _SPARE: Final = 0.7
 _SECONDS_PER_OPERATOR: Final = 10.0
-
-
-_MOST: Final = {
-    "batch": 10**9,
-    "threads": 4096,
-    "repeats": 10**6,
-    "timed_steps": 10**6,
-    "layers_per_type": 10**4,
-    "limit": 10**9,
-}
-"""Largest values that a request may have: larger ones are typing errors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRequest:
-    """The operators to profile: those of ``models``, of operator-set ``files``, and of the operator set (``opset``).
-
-    ``alone`` times each distinct operator by itself, ``repeats`` times; ``in_context`` times ``timed_steps`` steps of
-    each model. ``limit`` is the most operators to time alone, ``time_limit_s`` the most seconds to take. A later
-    run with the same output measures what is left. ``layers_per_type``, ``seed`` and ``size`` choose the operator set.
-    """
-
-    models: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
-    opset: bool = False
-    batch: int = 1
-    seq: int | None = None
-    precision: str = "fp32"
-    device: str = "cpu"
-    threads: int = 1
-    repeats: int = 20
-    timed_steps: int = 5
-    alone: bool = True
-    in_context: bool = True
-    limit: int | None = None
-    time_limit_s: float | None = None
-    source: str = "profile"
-    layers_per_type: int = 40
-    seed: int = 0
-    size: str = FULL
-
-    def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise RequestError(f"{name} is {value}: expected a whole number from 1 to {most}")
-        if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise RequestError(f"time_limit_s is {self.time_limit_s:g}: expected more than 0")
-        if self.precision not in PRECISIONS:
-            raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
-        if self.size not in SIZES:
-            raise RequestError(f"size is {self.size!r}: expected {' or '.join(SIZES)}")
-        if not self.models and not self.files and not self.opset:
-            raise RequestError("nothing to profile: give models of the zoo, `zoo` or `opset`")
 
 
 def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]:

@@ -20,6 +20,7 @@ from traincast.files import write_json
 from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.files import read_json
 from traincast.graph.load import load_model
+from traincast.profiling.operators.ask import FULL, SIZES, SMALL
 from traincast.profiling.operators.opset_layers import TYPES, Operators
 from traincast.profiling.operators.opset_shapes import CNN_MODELS, MAX_HIDDEN, LayerShape, published_shapes
 from traincast.profiling.rows import canonical, operator_of, params_of
@@ -106,10 +107,6 @@ def load_operator_set(path: Path) -> Operators:
 _MOST_SAMPLES: Final = 10**4
 _MOST_BATCH: Final = 10**9
 
-FULL: Final = "full"
-SMALL: Final = "small"
-SIZES: Final = (FULL, SMALL)
-"""Sizes of operators: as in published networks, or small enough that one core runs each within about 0.1 s."""
 _SMALL_FLOPS: Final = 1e9
 _SMALL_BYTES: Final = 2**25
 _SMALLER_BY: Final = {"width": 4, "ffn": 4, "heads": 4, "seq": 8, "vocab": 8, "experts": 4}
