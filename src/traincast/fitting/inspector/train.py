@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from traincast.errors import RequestError
-from traincast.resources.inspector.amounts import Floats
-from traincast.resources.inspector.communities import Ints
-from traincast.resources.inspector.evaluate import InspectorShape, Standard, TrainedInspector
-from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
-from traincast.resources.inspector.targets import Scaling, TargetScale, UseColumns
+from traincast.estimate.inspector.amounts import Floats
+from traincast.estimate.inspector.communities import Ints
+from traincast.estimate.inspector.evaluate import InspectorShape, Standard, TrainedInspector
+from traincast.estimate.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
+from traincast.estimate.inspector.targets import Scaling, TargetScale
+from traincast.fitting.inspector.scores import UseColumns
 
 if TYPE_CHECKING:
     import torch
