@@ -23,16 +23,16 @@ def advice_of(
     request: Request,
     mesh: Mesh,
     step_s: float,
-    computing_s: npt.NDArray[np.float64] | None,
+    computing_s: npt.NDArray[np.float64],
     forecast: Callable[[Request], Report],
 ) -> tuple[str, ...]:
     """Return a line with shares of the batch that shorten the step, if replicas differ in speed.
 
-    A step takes ``step_s``. ``computing_s`` has the seconds that each rank computes, if ranks differ. ``forecast``
+    A step takes ``step_s``. ``computing_s`` has the seconds that each rank computes. ``forecast``
     returns the report of a request with other shares.
     """
     strategy = request.strategy
-    if computing_s is None or not request.cluster.parts:
+    if not request.cluster.parts:
         return ()
     if strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
         return ()
