@@ -10,8 +10,6 @@ RESOURCES: Final = ("compute", "memory", "receive", "send")
 FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
 """The figures of each resource: share of the peak in a burst, its mean duration, and the mean pause after it."""
 Pattern = Literal["idle", "bursts", "busy"]
-HZ: Final = 50.0
-"""Samples per second that a monitor takes, unless another rate is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

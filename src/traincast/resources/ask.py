@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from traincast.ask import Ask, Count, Option
-from traincast.estimate.resource_use import HZ
+
+HZ: Final = 50.0
+"""Samples per second that a monitor takes, unless another rate is asked for."""
 
 RATE: Final = Option(
     "Samples per second, as a monitor would take them; 0: as fine as the simulation. Default: 50.", "RATE"

@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
-from traincast.estimate.resource_use import HZ, RESOURCES, ResourceUse
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
+from traincast.resources.ask import HZ
 from traincast.resources.bursts import use_of
 from traincast.resources.draws import WatchedLinks, network_of
 from traincast.resources.spans import SpanDraws, held_levels, rows_of

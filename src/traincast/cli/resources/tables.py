@@ -63,7 +63,7 @@ class Drawn:
 
 def drawn_by(result: Forecast, hz: float | None) -> Drawn:
     """Return what ``result`` draws, sampled ``hz`` times per second; 0 samples finely."""
-    from traincast.estimate.resource_use import HZ
+    from traincast.resources.ask import HZ
     from traincast.resources.forecasting import forecast_curves, resources_of
 
     made = resources_of(result, hz=HZ if hz is None else hz or None)

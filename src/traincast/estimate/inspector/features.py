@@ -17,7 +17,6 @@ from traincast.cluster import Cluster
 from traincast.cluster.topology import effective_intra_bandwidth
 from traincast.estimate.inspector.amounts import PHASES, Amounts, Floats, amounts_of, weights_of
 from traincast.estimate.inspector.grouping import Grouping, Groups, group
-from traincast.estimate.resource_use import HZ
 from traincast.graph import OperatorGraph, Phase
 
 FEATURES_VERSION: Final = 2
@@ -69,6 +68,8 @@ SETTING_FEATURES: Final = (
     "overlap",  # share of the exchanged bytes that is there before the second half of backward
 )
 _SMALLEST_S: Final = 1e-9
+_SAMPLE_S: Final = 0.02
+"""Seconds between two samples of the monitors whose figures are predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +268,7 @@ def _exchange_s(setting: StepSetting, times: Mapping[str, Floats]) -> float:
 
 
 def _reference(busy_s: float, exchange_s: float) -> Floats:
-    busy, exchange = (float(np.hypot(seconds, 1.0 / HZ)) for seconds in (busy_s, exchange_s))
+    busy, exchange = (float(np.hypot(seconds, _SAMPLE_S)) for seconds in (busy_s, exchange_s))
     longer = max(busy, exchange)
     device, network = (1.0, busy, longer), (1.0, exchange, float(np.sqrt(busy * longer)))
     return np.array([*device, *device, *network, *network])
