@@ -17,10 +17,10 @@ from traincast.engines import local_engine
 from traincast.estimate.bundle import load_bundle, save_bundle
 from traincast.estimate.inspector.bundle import expected_sizes, inspector_path, load_inspector, save_inspector
 from traincast.estimate.inspector.grouping import Grouping
-from traincast.fitting.inspector.fit import ResourceFit, default_shape, family_of, fit_resources, folds
+from traincast.fitting.inspector.fit import ResourceFit, family_of, fit_resources, folds
 from traincast.fitting.inspector.make import DRIPLE, drawn, simulated_row, simulated_uses
 from traincast.fitting.inspector.runs import COLUMNS, cluster_of, read_runs, use_columns, write_runs
-from traincast.fitting.inspector.train import InspectorTraining
+from traincast.fitting.inspector.train import InspectorTraining, default_shape
 from traincast.resources.inspected import setting_of
 
 pytest.importorskip("torch")

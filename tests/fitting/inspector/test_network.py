@@ -10,9 +10,9 @@ import pytest
 from traincast import RequestError
 from traincast.estimate.inspector.evaluate import InspectorShape, TrainedInspector
 from traincast.estimate.inspector.features import Inputs
-from traincast.fitting.inspector.fit import default_shape, predictions
+from traincast.fitting.inspector.fit import predictions
 from traincast.fitting.inspector.scores import score
-from traincast.fitting.inspector.train import InspectorTraining, RunExamples, train
+from traincast.fitting.inspector.train import InspectorTraining, RunExamples, default_shape, train
 
 torch = pytest.importorskip("torch")
 QUICK = InspectorTraining(epochs=2, batch=16)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from traincast.estimate.inspector.amounts import Amounts, Floats, amounts_of
 from traincast.estimate.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
 from traincast.estimate.inspector.communities import Ints
 from traincast.estimate.inspector.evaluate import InspectorShape, TrainedInspector
-from traincast.estimate.inspector.features import GROUP_FEATURES, SETTING_FEATURES, inputs_of
+from traincast.estimate.inspector.features import inputs_of
 from traincast.estimate.inspector.grouping import Grouping
 from traincast.estimate.inspector.targets import TARGETS
 from traincast.fitting.inspector.rivals import mean_rival, trees_rival
@@ -195,11 +195,6 @@ def predictions(network: TrainedInspector, examples: RunExamples) -> tuple[Float
     said = [network(one) for one in examples.inputs]
     patterns = np.stack([pattern for _, pattern in said])
     return np.stack([values for values, _ in said]), float((patterns == examples.uses.pattern).mean())
-
-
-def default_shape(**changes: Any) -> InspectorShape:
-    """Return the usual shape of an inspector, with ``changes`` of its fields."""
-    return replace(InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES)), **changes)
 
 
 def _data(tables: Sequence[str | Path], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def train(
         raise RequestError(f"{len(examples)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
     torch.set_num_threads(config.threads)
     if start is None:
-        shape = shape or InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES))
+        shape = shape or default_shape()
         standard = _standard(examples)
         scale = TargetScale.of(examples.uses.values, examples.references, config.scaling)
     else:
@@ -141,6 +141,11 @@ def train(
         anchor = config.anchor / len(examples) if start is not None else 0.0
         trained.append(_arrays(_fit(network, data, seeded, made, anchor=anchor)))
     return replace(made, weights=trained[0], more=tuple(trained[1:]))
+
+
+def default_shape(**changes: Any) -> InspectorShape:
+    """Return the usual shape of an inspector, with ``changes`` of its fields."""
+    return InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES), **changes)
 
 
 def _freeze(network: Inspector) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from pathlib import Path
 
-from traincast.errors import FileFormatError, RequestError
-from traincast.graph.files import read_json
+from traincast.errors import RequestError
 from traincast.graph.huggingface.fields import DEFAULT_SEQ, Fields, Reading, show
 from traincast.graph.huggingface.special import SPECIAL_READERS, without_model_type
 from traincast.graph.huggingface.types import read_type, type_names
 
-__all__ = ["DEFAULT_SEQ", "Reading", "from_config", "is_read", "read_config", "readers"]
+__all__ = ["DEFAULT_SEQ", "Reading", "from_config", "is_read", "readers"]
 
 
 @cache
@@ -24,14 +22,6 @@ def readers() -> Mapping[str, Callable[[Fields], Reading]]:
     """The reader of each ``model_type``: a table of ``types.toml``, or code."""
     found: dict[str, Callable[[Fields], Reading]] = {name: partial(read_type, name) for name in type_names()}
     return dict(sorted((found | dict(SPECIAL_READERS)).items()))
-
-
-def read_config(path: str | Path) -> Reading:
-    """Returns the family and its dimensions from the ``config.json`` at ``path``."""
-    data = read_json(Path(path))
-    if not isinstance(data, dict):
-        raise FileFormatError(f"model file {path} holds a {type(data).__name__}, not an object with model_type")
-    return from_config(data)
 
 
 def from_config(data: Mapping[str, object]) -> Reading:
