@@ -2,7 +2,7 @@
 
 A table of measurements has each configuration several times: repeats, releases, devices. A plain random split puts
 copies of one configuration on both sides, so that the test partly measures memory. :func:`protocol_split` is the
-partition of swPredictor, which avoids that. :func:`by_unseen_dims` is harder: it tests sizes that training has not seen.
+partition of swPredictor, which avoids that. :func:`by_unseen_dims` is harder: it tests sizes that nobody trained on.
 
 Every function takes parallel columns, one entry for each row: ``keys`` (what ran, without the device; see
 :attr:`traincast.fitting.rows.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and
