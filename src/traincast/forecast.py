@@ -176,7 +176,7 @@ def forecast(
     )
     advice: tuple[str, ...] = ()
     if in_detail and made.computing_s is not None:
-        from traincast.report.advice import advice_of
+        from traincast.report.by_rank import advice_of
 
         advice = advice_of(
             made.request,
