@@ -51,7 +51,7 @@ class Covariance:
     strangers: float = 0.4
 
     def kinship(self, one: Kin, other: Kin) -> float:
-        """The factor of two devices."""
+        """Return the factor of the covariance for two devices: 1 for the same device, less the more they differ."""
         if one.name == other.name:
             return 1.0
         if one.architecture == other.architecture:
@@ -65,7 +65,7 @@ class Covariance:
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """What kinship reads of a device."""
+    """The properties of a device from which kinship is computed."""
 
     name: str
     architecture: str

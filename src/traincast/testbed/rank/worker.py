@@ -45,7 +45,7 @@ from traincast.testbed.setup import lowered_of
 _LEADS_S: Final = (0.05, 0.25, 1.0)
 """All ranks start a step this long after they have agreed on it; the next of these if one has less than half left."""
 _MOST_STEPS: Final = 2
-"""At most so many times the steps that were asked for run, if other processes disturb some."""
+"""If other processes disturb steps, at most this many times the steps that were asked for run."""
 
 
 class _Targets(ValidTargets):

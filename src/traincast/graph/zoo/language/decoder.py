@@ -73,7 +73,10 @@ class DecoderConfig(StackConfig):
         return [(self.mixers[i % len(self.mixers)], self.feeds[i % len(self.feeds)]) for i in range(self.layers)]
 
     def further_letters(self) -> list[tuple[str, str]]:
-        """Mixer and feed of each layer of a further token: the last attention, and the last feed if it has none."""
+        """Mixer and feed of each layer that predicts a further token: like the last layer with attention.
+
+        If that layer has no feed, the last layer with a feed follows.
+        """
         every = self.letters()
         attention = next((pair for pair in reversed(every) if pair[0] in ATTENTIONS), every[-1])
         feeds = [pair for pair in reversed(every) if pair[1] != "-"]
