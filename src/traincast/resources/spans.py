@@ -32,7 +32,7 @@ class PlacedRows:
     """The rows of a timeline: the node and its figures behind each, and the ranks on every node.
 
     ``clusters`` has the distinct kinds of nodes and ``kind`` the number of each row's; ``on_node`` is as in
-    :class:`traincast.resources.Curves`.
+    :class:`traincast.resources.curves.Curves`.
     """
 
     clusters: tuple[Cluster, ...]

@@ -5,10 +5,11 @@ setting, on the same device or one of a near generation. The covariance of log(t
 
     (spread² · exp(−distance) + bias²) · names · dtypes · settings · devices + common²
 
-where ``distance`` is Euclidean between the places of their sizes (:attr:`OperatorFamily.place`), and each other factor
-is 1 for equal ones. With covariance K of the measured operators and noise n, an operator with covariances k to them is
-expected at mean + k · (K + n² I)⁻¹ · (log(time / roofline) − mean): Rasmussen and Williams, "Gaussian Processes for
-Machine Learning" (2006), equation 2.25.
+where ``distance`` is Euclidean between the places of their sizes
+(:attr:`traincast.estimate.operators.families.OperatorFamily.place`), and each other factor is 1 for equal ones. With
+covariance K of the measured operators and noise n, an operator with covariances k to them is expected at mean + k · (K
++ n² I)⁻¹ · (log(time / roofline) − mean): Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006),
+equation 2.25.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The compiled loops of a search: seconds of a step from its slots, and the peak of activations of each stage.
 
-A step is run slot by slot with one time per lane and stage, exactly as the tasks of
-:class:`traincast.strategy.template.PlanBuilder` would run in :mod:`traincast.simulate.executor`: no plan is laid out.
+A step is run slot by slot with one time per lane and stage, exactly as :mod:`traincast.simulate.executor` would run the
+tasks of :class:`traincast.strategy.plan_builder.PlanBuilder`. No plan is laid out.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ def decoder(
     """Decoders of many kinds: Gemma 2 and 3, Llama 4, OLMo 2, GLM 4, Falcon, Cohere, Mamba, Nemotron-H, Qwen3-Next.
 
     ``mixers`` and ``feeds`` have a letter per layer (:mod:`traincast.graph.zoo.language.decoder`) and are repeated.
-    ``mtp`` is the number of further tokens that are predicted (:mod:`.further`).
+    ``mtp`` is the number of further tokens that are predicted (:mod:`traincast.graph.zoo.parts.further`).
     """
     check_depths(_NAME, mtp)
     flags = {"norm_bias": norm_bias, "qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias, "tied": tied}

@@ -340,8 +340,8 @@ def deepseek_v4(
     """DeepSeek-V4 (DeepSeek-AI 2026).
 
     ``mixers`` has a letter per layer and is repeated: ``w`` attends within a window, ``c`` also to the best tokens that
-    stand for ``every`` tokens, ``h`` also to all that stand for ``heavily`` many. ``mtp`` is the
-    number of further tokens that are predicted (:mod:`.further`), with a layer like the first one each.
+    stand for ``every`` tokens, ``h`` also to all that stand for ``heavily`` many. ``mtp`` is the number of further
+    tokens that are predicted (:mod:`traincast.graph.zoo.parts.further`), with a layer like the first one each.
     """
     check_depths(_NAME, mtp)
     sizes = {"layers": layers, "vocab": vocab, "window": window, "q_lora": q_lora, "rope_dim": rope_dim}
