@@ -120,7 +120,7 @@ def _from_file(
         depths = further or (stated if isinstance(stated, int) and stated > 0 else 1)
         name = f"{name}+mtp"
         parameters = zoo.with_further(name, family, parameters, depths)
-    spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
+    spec = f"{family}:" + ",".join(f"{k}={_word_for(v)}" for k, v in parameters.items())
     return _of_family(_Wanted(name, spec, family, parameters, seq), use_cache, progress)
 
 
@@ -164,7 +164,7 @@ def _untraceable(model_type: str, error: CaptureError) -> CaptureError:
     )
 
 
-def _plain(value: object) -> str:
+def _word_for(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -100,7 +100,7 @@ def use_of(samples: Samples, *, period_s: float, repeats: bool = False) -> Resou
     low, high = float(samples[~bursting].mean()), float(samples[bursting].mean())
     raw = np.clip((samples - low) / (high - low), 0.0, 1.0)
     share = _filled(raw, _DIP, repeats=repeats)
-    if _plain(share).mean() >= _BUSY:
+    if _without_ripples(share).mean() >= _BUSY:
         return busy
     cycles = _Cycles.of(share, repeats=repeats)
     amount = _level(samples, share, cycles, high, repeats=repeats)
@@ -188,13 +188,13 @@ class _Cycles:
 
     def count(self, share: Samples) -> float:
         """The number of bursts in them."""
-        plain = _plain(share[self.part])
+        even = _without_ripples(share[self.part])
         if self.turn:
-            return float(np.abs(plain - np.roll(plain, 1)).sum()) / 2.0
-        return max(1.0, float(np.abs(np.diff(plain)).sum()) / 2.0)
+            return float(np.abs(even - np.roll(even, 1)).sum()) / 2.0
+        return max(1.0, float(np.abs(np.diff(even)).sum()) / 2.0)
 
 
-def _plain(share: Samples) -> Samples:
+def _without_ripples(share: Samples) -> Samples:
     """Shares without ripples: stretched, so that small differences from 0 and 1 vanish."""
     return np.clip((share - _RIPPLE) / (1.0 - 2.0 * _RIPPLE), 0.0, 1.0)
 

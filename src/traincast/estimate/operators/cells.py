@@ -104,7 +104,7 @@ class Cell:
         named = [name in known or known.issuperset(self._both(name)) for name, *_ in shapes.details]
         found = np.array(named, dtype=bool)[shapes.which]
         if self.points is not None:
-            return found & plain(shapes)
+            return found & like_bare(shapes)
         if self.family == "conv":
             low, high = self._domains(shapes)
             own = [FAMILIES["conv"].sizes.index(name) for name in ("kh", "kw", "stride")]
@@ -218,7 +218,7 @@ def filling(shapes: Shapes, num_sms: Floats) -> Floats:
     return np.asarray(np.log1p(RAMP / waves))
 
 
-def plain(shapes: Shapes) -> npt.NDArray[np.bool_]:
+def like_bare(shapes: Shapes) -> npt.NDArray[np.bool_]:
     """Whether bare kernels were measured for operators of this kind: convolutions of images, without groups."""
     if shapes.family != "conv":
         return np.ones(len(shapes), dtype=bool)

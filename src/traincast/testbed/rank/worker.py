@@ -76,7 +76,7 @@ class Worker:
         self.traceable.module.train()
         self.parts = self._parts()
         self.inputs = self._inputs()
-        self.run = self._pipelined() if self.strategy.pp > 1 else self._plain()
+        self.run = self._pipelined() if self.strategy.pp > 1 else self._microbatches()
         self.optimize = self._optimizer()
 
     def _bed(self, cluster: Cluster) -> Bed:
@@ -132,7 +132,7 @@ class Worker:
         """One microbatch of inputs."""
         return inputs_of(self.traceable, self.traceable.module, batch=self.micro, device="cpu", dtype=torch.float32)
 
-    def _plain(self) -> Callable[[], None]:
+    def _microbatches(self) -> Callable[[], None]:
         """Forward and backward of every microbatch, one after the other."""
         module, count = self.parts.modules[0], self.strategy.num_microbatches
 
