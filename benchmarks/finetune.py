@@ -28,8 +28,9 @@ from benchmarks.markers import write
 from traincast.forecast import forecast
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.dialect import vocabulary
+from traincast.measured.tuning.lengths import Lengths
 from traincast.measured.tuning.rows import MeasuredTuning, completed, group_of, read_tuning, start_up
-from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
+from traincast.measured.tuning.words import Tuning, tuning_of
 from traincast.strategy import Request, find_runtime, load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, figure, read_rows, text
@@ -65,8 +66,8 @@ class Habits:
     extra kernels of adapter methods other than LoRA are counted.
     """
 
-    padded: float = vocabulary(Tunings).padded
-    start_s: float = vocabulary(Tunings).start_s
+    padded: float = vocabulary(Lengths).padded
+    start_s: float = vocabulary(Lengths).start_s
     update_passes: int = 0
     targets: tuple[str, ...] = ()
     methods: bool = True

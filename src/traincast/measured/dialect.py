@@ -16,7 +16,10 @@ one for each source, and one in ``dialects/common`` for each topic that many sha
 
 A module that reads rows declares the words that it needs as a frozen dataclass: ``Recipes`` has those of the tables
 ``[recipes]`` of all shipped dialects. Lists of a source stand before common ones, and its keys replace common ones.
-Patterns are regular expressions; in a list of spellings the first that matches counts.
+Patterns are regular expressions; in a list of spellings the first that matches counts. A rule that looks for words in
+a row names the columns to look in, so that no code knows which column a publisher uses for what::
+
+    no_update = { columns = "notes", words = 'no optimi[sz]er' }
 """
 
 from __future__ import annotations
@@ -43,6 +46,41 @@ Pattern: TypeAlias = re.Pattern[str]
 Meanings: TypeAlias = tuple[tuple[Pattern, T], ...]
 """Patterns and what each means."""
 _OF_ROWS: Final = ("columns", "words", "facts")
+_NOT_BEFORE: Final = r"(?<!\bno )(?<!\bnot )(?<!\bnon.)(?<!\bwithout )(?<!\bw/o )(?<!\bdisabled )"
+_NOT_AFTER: Final = r"(?!\w*\W{0,3}(?:false|off|disabled|none)\b)"
+"""How texts deny what they name: ``no FSDP``, ``packing=False``."""
+_BETWEEN: Final = " ; "
+"""Stands between the texts of two columns, so that words of one are not read on in the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """Words to look for in a row, in upper or lower case.
+
+    ``columns`` are names with blanks between them. Text that matches ``unless`` is skipped. With ``undenied``, words
+    do not count where the text denies them: ``no FSDP``, ``packing=False``.
+    """
+
+    columns: str
+    words: str
+    unless: str = ""
+    undenied: bool = False
+
+    def find(self, row: Row) -> re.Match[str] | None:
+        """Return the first place of a row that has the words; ``None`` if there is none."""
+        said = _BETWEEN.join(text(row, column) for column in self.columns.split())
+        if self.unless:
+            said = _pattern(self.unless, undenied=False).sub("", said)
+        return _pattern(self.words, undenied=self.undenied).search(said)
+
+    def __call__(self, row: Row) -> bool:
+        """Return whether a row has the words."""
+        return self.find(row) is not None
+
+
+@cache
+def _pattern(words: str, *, undenied: bool) -> Pattern:
+    return re.compile(rf"{_NOT_BEFORE}(?:{words}){_NOT_AFTER}" if undenied else words, re.IGNORECASE)
 
 
 def vocabulary(kind: type[T]) -> T:

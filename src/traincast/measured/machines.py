@@ -10,7 +10,7 @@ from traincast.cluster.interconnect import says_adapters, says_network, usual_co
 from traincast.cluster.match import open_variants, stated_memory
 from traincast.cluster.topology import part_of_node
 from traincast.errors import TraincastError, UnknownNameError
-from traincast.measured.dialect import Pattern, vocabulary
+from traincast.measured.dialect import Said, vocabulary
 from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text, whole
 from traincast.units import GIB
@@ -26,12 +26,12 @@ _NETWORK: Final = "network between nodes"
 class Machines:
     """What rows say of their machines; comments in ``machines.toml`` explain each entry."""
 
-    power: Pattern
-    slices: dict[str, Pattern]
+    power: Said
+    slices: tuple[Said, ...]
     with_processor: tuple[str, ...]
-    nvlink: Pattern
-    memory_in_use: Pattern
-    saves_memory: Pattern
+    nvlink: Said
+    memory_in_use: Said
+    saves_memory: Said
     padded_lengths: tuple[int, ...]
     padded_encoders: tuple[str, ...]
 
@@ -50,7 +50,8 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
     if not gpu:
         raise RowError("gpu is not stated")
-    form = f"{system} sxm" if vocabulary(Machines).nvlink.search(network) else system
+    words = vocabulary(Machines)
+    form = f"{system} sxm" if words.nvlink(row) else system
     try:
         device = find_device(gpu, None, form)
     except UnknownNameError:
@@ -70,7 +71,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
     place = _nodes(device, devices, per_node, network, system, assumed)
     place = in_slices(row, place)
-    power = vocabulary(Machines).power.search(" ".join((gpu, system, text(row, "notes"))))
+    power = words.power.find(row)
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
         assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
     return place
@@ -80,8 +81,7 @@ def in_slices(row: Row, place: Cluster) -> Cluster:
     """Return the nodes of a torus in as many slices as a row states; other nodes, and nodes without a count, as is."""
     if place.intra_topology != "torus":
         return place
-    said = (pattern.search(text(row, column)) for column, pattern in vocabulary(Machines).slices.items())
-    found = next(filter(None, said), None)
+    found = next(filter(None, (said.find(row) for said in vocabulary(Machines).slices)), None)
     slices = int(found[1]) if found else 0
     if slices < 1 or place.num_nodes % slices:
         return place

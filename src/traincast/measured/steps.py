@@ -13,17 +13,16 @@ from traincast.measured.dialect import vocabulary
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models.language import further_tokens, graph_of, optimizer_name
+from traincast.measured.programs import Frameworks, Strategies, runtime_of
 from traincast.measured.rates import seconds_of_rate
 from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.room import needed_bytes
 from traincast.measured.run import Measured, Reading, contradiction, unstated
 from traincast.measured.spellings import (
-    Frameworks,
     Spellings,
     optimizer_of,
     precision_name,
     recompute_of,
-    runtime_of,
     schedule_of,
     supported,
     updates_weights,
@@ -70,7 +69,7 @@ def group_of(row: Row) -> str:
 
 def has_run(row: Row) -> bool:
     """Return whether the run succeeded, by the column ``status``."""
-    return vocabulary(Spellings).failed.search(text(row, "status").lower()) is None
+    return not vocabulary(Spellings).failed(row)
 
 
 def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Measured:
@@ -137,10 +136,9 @@ def read_row(
     ``strategy`` if it is stated, otherwise from one column for each axis. ``tuning`` says which part is trained; if it
     is not given, a row that trains adapters says so in one of its columns.
     """
-    notes = text(row, "notes").lower()
     if tuning is None and trains_adapters(row):
         tuning = tuning_of(row, method="lora")
-    if vocabulary(Spellings).cpu_offload.search(notes):
+    if vocabulary(Strategies).cpu_offload(row):
         raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
     assumed = [said] if (said := grouped_by_length(row)) else []
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
@@ -243,7 +241,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         shard=shard if shard < dp * cp else 0,
         reshard=reshard,
         sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
-        capacity=1.0 if vocabulary(Spellings).dropped_tokens.search(text(row, "model").lower()) else 0.0,
+        capacity=1.0 if vocabulary(Strategies).dropped_tokens(row) else 0.0,
         recompute=recompute_of(row, request.runtime, assumed),
     )
     request = replace(request, strategy=strategy)
@@ -440,10 +438,9 @@ def _sharded(row: Row, place: Cluster, replicas: int) -> int:
     Otherwise each of several slices of TPUs holds all parameters, unless the notes shard them across slices too
     (``dcn_fsdp_parallelism=2``).
     """
-    notes, words = text(row, "notes").lower(), vocabulary(Spellings)
-    found = words.fsdp.search(notes)
+    words = vocabulary(Strategies)
+    found = words.fsdp.find(row)
     if found:
         return replicas if int(found[1]) == figure(row, "dp") else int(found[1])
     slices = place.num_devices // place.domain_devices if place.intra_topology == "torus" else 1
-    across = words.across_slices.search(notes)
-    return replicas // slices if place.domain_nodes > 1 and slices > 1 and not across else 0
+    return replicas // slices if place.domain_nodes > 1 and slices > 1 and not words.across_slices(row) else 0

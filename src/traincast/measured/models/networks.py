@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from traincast.graph import Operator, OperatorGraph, Phase, TensorSpec, zoo
-from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
+from traincast.measured.dialect import Meanings, Pattern, Said, meaning, vocabulary
 from traincast.measured.models.language import model, zoo_name
 from traincast.measured.recipes import recipe_of, speech_of
 from traincast.measured.run import contradiction, unstated
@@ -31,14 +31,14 @@ class Networks:
     details: Pattern
     tasks: Meanings[str]
     by_task: dict[str, dict[str, str]]
-    classified: Pattern
-    second_phase: Pattern
+    classified: Said
+    second_phase: Said
     second_length: int
     masked: dict[str, int]
     masked_share: float
     most_positions: int
     position_step: int
-    short_sound: Pattern
+    short_sound: Said
     short_frames: int
     videos: dict[str, tuple[int, int]]
     sides: tuple[str, ...]
@@ -98,9 +98,8 @@ def classifier_of(row: Row, graph: OperatorGraph) -> OperatorGraph:
 
     A decoder whose head shares the embedding's weights stays as it is, and so does a model without such a head.
     """
-    said = " ".join(text(row, key) for key in ("task", "notes"))
     head = [op for op in graph.operators if op.scope == _LOGITS and op.phase is Phase.OPTIMIZER]
-    if not head or not vocabulary(Networks).classified.search(said):
+    if not head or not vocabulary(Networks).classified(row):
         return graph
     vocab = head[0].parameters[0].shape[0]
     changed = tuple(_with_classes(op, vocab) if op.scope in (_LOGITS, "") else op for op in graph.operators)
@@ -202,7 +201,7 @@ def _by_recipe(row: Row, card: zoo.ModelCard) -> dict[str, int | str]:
         found["frames"] = speech.frames
     if recipe is not None and recipe.seconds and "samples" in card.parameters:
         found["samples"] = recipe.sound_samples
-    if card.family == "ast" and words.short_sound.search(text(row, "model").lower()):
+    if card.family == "ast" and words.short_sound(row):
         found["frames"] = words.short_frames
     return found
 
@@ -222,8 +221,7 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
             words.most_positions if card.family == "bert" else recipe.tokens
         )
         return min(recipe.tokens, most - most % words.position_step)
-    second = words.second_phase.search(f"{text(row, 'model')} {text(row, 'task')}".lower())
-    if seq and seq < words.second_length and second:
+    if seq and seq < words.second_length and words.second_phase(row):
         said = f"{words.second_length}, the length of the second phase of pre-training, not {seq:g}"
         assumed.append(contradiction("seq_len", "the name of the model", said))
         return words.second_length
