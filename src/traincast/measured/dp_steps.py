@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
-from traincast.ask import Ask
 from traincast.cluster import Cluster, Device
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
-from traincast.measured.machines import dp_cluster_of
-from traincast.measured.models.language import optimizer_name
+from traincast.measured.machines import cluster_of
 from traincast.measured.models.networks import network_of
 from traincast.measured.programs import Strategies, contained_runtime
 from traincast.measured.rates import as_samples
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
 from traincast.measured.run import Measured, Reading, contradiction, unstated
-from traincast.measured.spellings import Spellings, optimizer_of, precision_name, supported, updates_weights
+from traincast.measured.spellings import Spellings, precision_name
 from traincast.measured.stated import check_stated
+from traincast.measured.strategies import asked
 from traincast.measured.tuning.graph import tuned_graph
 from traincast.measured.tuning.words import trains_adapters, tuning_of
-from traincast.resolve import resolve
-from traincast.strategy import Request, Runtime, Strategy, load_precision
+from traincast.strategy import Runtime, load_precision
 from traincast.strategy.choose import usual_precision
 from traincast.tables import Row, RowError, figure, text, whole
 
 NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
+_SHARDED: Final = 3
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
 _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 16.0)}
@@ -111,11 +110,6 @@ def _accumulation(row: Row) -> int:
     return whole(row, "grad_accum", 1)
 
 
-def request_of(row: Row) -> Request:
-    """Return the request that repeats a row's run; see :func:`read_row`."""
-    return read_row(row).request
-
-
 def read_row(row: Row) -> Reading:
     """Return the request that repeats a row's run, and what was assumed in it.
 
@@ -125,51 +119,43 @@ def read_row(row: Row) -> Reading:
     """
     words = vocabulary(Strategies)
     assumed: list[str] = []
+    if not text(row, "gpu_model"):
+        raise RowError("gpu_model is not stated")
     devices, batch, sharers = whole(row, "n_gpus"), _batch(row, assumed), _sharers(row)
-    place = dp_cluster_of(row, assumed)
+    place = cluster_of({**row, "gpu": row.get("gpu_model"), "hardware": row.get("system")}, assumed)
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     precision = _as_computed(row, precision, place.device, assumed)
     runtime = contained_runtime(row, graph, place, assumed)
     zero = _stage(row, graph, place, assumed)
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
-    optimizer = updates_weights(row)
-    if optimizer:
-        optimizer_of(row, optimizer_name(graph), assumed)
     accumulate = _accumulation(row)
-    samples = batch * (devices // sharers) * accumulate
-    _say_batch(row, samples, assumed)
-    split = words.tensor_groups.find(row)
-    tp = int(split[1]) if split else 1
+    tensor = words.tensor_groups.find(row)
+    tp = int(tensor[1]) if tensor else 1
     cp = sharers // tp if sharers % tp == 0 else 1
     if devices % (tp * cp):
         raise RowError(f"{devices} GPUs do not divide into groups of {tp * cp}")
-    if cp > 1:
-        if not any(op.kind is OpKind.ATTENTION for op, _ in graph):
-            raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
-        assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
-        assumed.append(unstated("recompute", runtime.defaults.recompute))
+    if cp > 1 and not any(op.kind is OpKind.ATTENTION for op, _ in graph):
+        raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
     mesh = words.mesh.find(row)
-    strategy = Strategy(
-        dp=devices // tp // cp,
-        tp=tp,
-        cp=cp,
-        num_microbatches=accumulate,
-        zero=3 if mesh else zero,  # type: ignore[arg-type]
-        shard=_shard(devices, int(mesh[1]), int(mesh[2])) if mesh else 0,
-        recompute="full" if words.recomputes(row) else runtime.defaults.recompute if cp > 1 else "none",
-        tables="sharded" if words.split_tables(row) else "replicated",
-    )
-    ask = Ask(
-        model=graph,
-        cluster=place,
-        strategy=strategy,
-        runtime=runtime,
-        precision=supported(precision, place.device, assumed),
-        global_batch=samples,
-        optimizer=optimizer,
-    )
-    reading = Reading(request=resolve(ask).request, assumed=tuple(assumed))
+    samples = batch * (devices // sharers) * accumulate
+    usual = runtime.defaults.recompute if cp > 1 else "none"
+    in_columns = {
+        **row,
+        **dict.fromkeys(("strategy", "micro_batch")),
+        **{"dp": devices // tp // cp, "tp": tp, "pp": 1, "cp": cp, "ep": 1, "sp": 0},
+        "zero": _SHARDED if mesh else zero,
+        "shard": _shard(devices, int(mesh[1]), int(mesh[2])) if mesh else devices,
+        "recompute": "full" if words.recomputes(row) else usual,
+        "grad_accum": accumulate,
+        "global_batch": samples,
+    }
+    request = asked(in_columns, graph=graph, place=place, runtime=runtime, precision=precision, assumed=assumed)
+    _say_batch(row, samples, assumed)
+    if cp > 1:
+        assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
+        assumed.append(unstated("recompute", usual))
+    reading = Reading(request=request, assumed=tuple(assumed))
     return check_stated(row, in_room(row, reading, read_row))
 
 
