@@ -14,7 +14,7 @@ from traincast.measured.programs import Strategies, contained_runtime
 from traincast.measured.rates import as_samples
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
-from traincast.measured.run import Measured, Reading, contradiction, unstated
+from traincast.measured.run import Measured, Reading, contradiction, source_of, unstated
 from traincast.measured.spellings import Spellings, precision_name
 from traincast.measured.stated import check_stated
 from traincast.measured.strategies import asked
@@ -34,7 +34,7 @@ _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 
 
 def group_of(row: Row) -> str:
     """Return what errors are grouped by: the family of the model, or the source if no family is stated."""
-    return text(row, "family") or text(row, "source") or "unknown"
+    return text(row, "family") or source_of(row)
 
 
 def read_run(index: int, row: Row) -> Measured:

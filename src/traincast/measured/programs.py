@@ -41,8 +41,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfusedSdk:
-    """The ``last`` release 2.N of a maker's SDK that runs as ``runtime``."""
+    """A maker's SDK that ran as ``runtime`` up to the ``last`` release, whose number ``release`` finds in a text."""
 
+    release: Pattern
     last: int
     runtime: str
 
@@ -62,6 +63,21 @@ class ByContainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """The program ``name``, also ``spelled`` otherwise, whose graphs a ``compiler`` may compile.
+
+    It does if a row has ``said`` so or trains by ``recipes`` that do, and always on an ``architecture``.
+    """
+
+    name: str
+    spelled: Pattern
+    compiler: str
+    said: Said
+    recipes: Said
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frameworks:
     """What programs did where a row does not say; comments in ``frameworks.toml`` explain each entry."""
 
@@ -77,11 +93,8 @@ class Frameworks:
     sharded_as: str
     spread_as: str
     otherwise: str
-    tensorflow: Pattern
-    xla: Said
-    xla_recipes: Said
-    xla_architecture: str
     by_container: dict[str, ByContainer]
+    compiled: Compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +146,9 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
 def _of_maker(framework: str, device: Device) -> Runtime:
     """Return the runtime that stands for all frameworks on a device; the release of an SDK may tell old from new."""
     name = load_architecture(device.architecture).runtime
-    release, old = re.search(r"\b2\.(\d+)", framework), vocabulary(Frameworks).unfused_sdks.get(name)
-    return load_runtime(old.runtime if old and release is not None and int(release[1]) <= old.last else name)
+    old = vocabulary(Frameworks).unfused_sdks.get(name)
+    release = old.release.search(framework) if old else None
+    return load_runtime(old.runtime if old and release and int(release[1]) <= old.last else name)
 
 
 def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
@@ -180,13 +194,10 @@ def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
 
 
 def contained_runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> Runtime:
-    """Return the runtime of a framework whose release is told by its container, and not by a year.
-
-    If no container is stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
-    TensorFlow is compiled by XLA if the row says so, by the model's recipe, or if the device runs nothing else.
-    """
+    """Return the runtime of a framework whose release is told by its container, and whose graphs may be compiled."""
     habits = vocabulary(Frameworks)
-    framework = habits.tensorflow.sub("TensorFlow", text(row, "framework"))
+    compiles = habits.compiled
+    framework = compiles.spelled.sub(compiles.name, text(row, "framework"))
     found, container = habits.by_container.get(framework.lower()), figure(row, "container")
     if found is not None:
         own = graph.name.partition("-")[0] not in found.in_library
@@ -195,13 +206,13 @@ def contained_runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: l
         if container is None:
             assumed.append(unstated(f"release of {found.name}", 1 if older else 2))
         framework = found.older if older else framework
-    if framework.lower().startswith("tensorflow"):
-        stated = text(row, "xla")
-        recipe = habits.xla(row) or (not stated and habits.xla_recipes(row))
-        compiled = recipe or place.device.architecture == habits.xla_architecture
-        framework = f"{framework} XLA" if compiled else framework
+    if framework.lower().startswith(compiles.name.lower()):
+        stated = text(row, compiles.said.columns)
+        recipe = compiles.said(row) or (not stated and compiles.recipes(row))
+        compiled = recipe or place.device.architecture == compiles.architecture
+        framework = f"{framework} {compiles.compiler}" if compiled else framework
         if not stated:
-            assumed.append(unstated("XLA", "on" if compiled else "off"))
+            assumed.append(unstated(compiles.compiler, "on" if compiled else "off"))
     try:
         return find_runtime(framework)
     except UnknownNameError:

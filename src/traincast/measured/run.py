@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from traincast.strategy import Request
+from traincast.tables import Row, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Measured:
     ran: bool = True
     loading_s: float = 0.0
     assumed: tuple[str, ...] = ()
+
+
+def source_of(row: Row) -> str:
+    """Return what errors are grouped by: the source of the row."""
+    return text(row, "source") or "unknown"
 
 
 def unstated(what: str, value: object) -> str:

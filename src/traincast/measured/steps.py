@@ -36,11 +36,6 @@ _LONGEST_S: Final = 1e13
 """Larger figures are not times in any unit."""
 
 
-def group_of(row: Row) -> str:
-    """Return what errors are grouped by: the source of the row."""
-    return text(row, "source") or "unknown"
-
-
 def has_run(row: Row) -> bool:
     """Return whether the run succeeded, by the column ``status``."""
     return not vocabulary(Spellings).failed(row)

@@ -82,8 +82,9 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )
-    if tuning.quantize.startswith("nf4") and vocabulary(Storage).keeps_inputs(row):
-        assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
+    storage = vocabulary(Storage)
+    if tuning.quantize.startswith("nf4") and storage.keeps_inputs(row):
+        assumed.append(f"4-bit layers keep their inputs, as {storage.keeps_inputs_as}")
         tuned = _keeping_inputs(tuned)
     return _with_kernels(tuned, method) if method != vocabulary(Methods).known[_LORA] else tuned
 

@@ -110,11 +110,6 @@ class MeasuredTuning:
     tuning: Tuning
 
 
-def group_of(row: Row) -> str:
-    """Return what errors are grouped by: the source of the row."""
-    return text(row, "source") or "unknown"
-
-
 def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: float | None = None) -> MeasuredTuning:
     """Read one row; it must state a time or a memory that can be judged.
 
@@ -254,7 +249,7 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
     words = vocabulary(Storage)
-    prepared = tuning.quantize in words.bitsandbytes and not words.unprepared(row)
+    prepared = tuning.quantize in words.prepared and not words.unprepared(row)
     sharded = request.strategy.zero == _SHARDED and request.strategy.dp > 1
     twice = sharded or (prepared and runtime.name == vocabulary(Programs).plain_runtime)
     return runtime.patched(memory={"kept_inputs": 2.0}) if twice else runtime

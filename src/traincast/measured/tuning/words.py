@@ -69,9 +69,10 @@ class Storage:
     single: Said
     quantised: Pattern
     unquantised: Pattern
-    bitsandbytes: tuple[str, ...]
+    prepared: tuple[str, ...]
     unprepared: Said
     keeps_inputs: Said
+    keeps_inputs_as: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
