@@ -9,15 +9,16 @@ A dialect has any of these tables::
     [[facts]]                       # what rows do not state: if all cells in `when` match, `state` fills columns
     when = { source = "acme", gpu = "H100" }
     state = { gpus_per_node = 8, interconnect = "8x NDR" }
-    [recipes]                       # and tables of words, which readers of rows declare
+    [recipes]                       # and topics: tables of words, which readers of rows declare
 
 A table of a published source that needs nothing but these is read without a change of code. Files in ``dialects/`` are
 one for each source, and one in ``dialects/common`` for each topic that many share.
 
-A module that reads rows declares the words that it needs as a frozen dataclass: ``Recipes`` has those of the tables
-``[recipes]`` of all shipped dialects. Lists of a source stand before common ones, and its keys replace common ones.
-Patterns are regular expressions; in a list of spellings the first that matches counts. A rule that looks for words in
-a row names the columns to look in, so that no code knows which column a publisher uses for what::
+A module that reads rows declares a topic as a frozen dataclass: ``Recipes`` has what all shipped dialects say in their
+tables ``[recipes]``. A source adds to the common tables, and its entries in lists stand before common ones. It cannot
+replace what another file says, so no source changes how another is read. Patterns are regular expressions; in a list of
+spellings the first that matches counts. A rule that looks for words in a row names the columns to look in, so no code
+knows which column a publisher uses for what::
 
     no_update = { columns = "notes", words = 'no optimi[sz]er' }
 """
@@ -144,6 +145,11 @@ def load_dialect(path: Path) -> Dialect:
     return dialect
 
 
+def shipped() -> Traversable:
+    """Return the folder of the shipped dialects."""
+    return resources.files("traincast.measured").joinpath("dialects")
+
+
 @cache
 def shipped_dialect() -> Dialect:
     """Return the columns, words and facts of all shipped dialects."""
@@ -170,7 +176,7 @@ def _topic(kind: Any) -> Any:
 @cache
 def _merged() -> Mapping[str, Any]:
     """All shipped dialects as one: those of sources, and then the common ones."""
-    folder = resources.files("traincast.measured").joinpath("dialects")
+    folder = shipped()
     files = [*_tomls(folder), *_tomls(folder.joinpath("common"))]
     merged: dict[str, Any] = {}
     for file in files:
@@ -183,11 +189,12 @@ def _tomls(folder: Traversable) -> Sequence[Traversable]:
 
 
 def _add(merged: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add what a further dialect says: lists behind those that are there, and keys that are not there."""
+    """Add what a further dialect says: keys that are not there, and lists behind those that are."""
     for key, value in more.items():
         if isinstance(value, dict):
             _add(merged.setdefault(key, {}), value)
         elif isinstance(value, list) and key in merged:
             merged[key] = [*merged[key], *value]
         else:
-            merged.setdefault(key, value)
+            assert key not in merged, f"two dialects say {key}: {merged[key]!r} and {value!r}"
+            merged[key] = value
