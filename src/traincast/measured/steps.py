@@ -13,17 +13,12 @@ from traincast.measured.programs import Strategies, runtime_of
 from traincast.measured.rates import seconds_of_rate
 from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.run import Measured, Reading
-from traincast.measured.spellings import (
-    Spellings,
-    precision_name,
-)
+from traincast.measured.spellings import Spellings, precision_name
 from traincast.measured.stated import check_stated
 from traincast.measured.strategies import asked
 from traincast.measured.tuning.graph import packed_graph, tuned_graph
 from traincast.measured.tuning.words import Tuning, trains_adapters, tuning_of
-from traincast.strategy import (
-    Request,
-)
+from traincast.strategy import Request
 from traincast.strategy.choose import usual_precision, usual_runtime
 from traincast.tables import Row, RowError, figure, text, whole
 

@@ -17,14 +17,7 @@ from traincast.measured.models.language import optimizer_name
 from traincast.measured.programs import Frameworks, Strategies
 from traincast.measured.room import needed_bytes
 from traincast.measured.run import contradiction, unstated
-from traincast.measured.spellings import (
-    Spellings,
-    optimizer_of,
-    recompute_of,
-    schedule_of,
-    supported,
-    updates_weights,
-)
+from traincast.measured.spellings import Spellings, optimizer_of, recompute_of, schedule_of, supported, updates_weights
 from traincast.resolve import resolve
 from traincast.strategy import Request, Runtime, Strategy, choose_micro_batch, choose_strategy
 from traincast.strategy.releases import assumed_release

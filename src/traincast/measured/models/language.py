@@ -53,11 +53,6 @@ def same_size(written: str, name: str) -> bool:
     return all(there) and all(back)
 
 
-def other_name(plain: str) -> str | None:
-    """Return the model of the zoo that has this other name; ``None`` if there is none."""
-    return vocabulary(Models).same.get(plain)
-
-
 def published_spec(written: str) -> str | None:
     """Return the spec of a published model that is not in the zoo; ``None`` if its name is not known."""
     return next((spec for name in names(written) if (spec := known_model(name)) is not None), None)
@@ -166,9 +161,10 @@ def zoo_name(written: str) -> str | None:
     """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
     alike = defaultdict(list)
     for name in sorted(zoo.names(), key=lambda each: "." not in each):
-        alike[re.sub(r"[^a-z0-9]", "", name)].append(name)
+        alike[_unpunctuated(name)].append(name)
+    others = vocabulary(Models).same
     for plain in spellings(written):
-        found = next((name for name in alike[plain] if same_size(written, name)), None) or other_name(plain)
+        found = next((name for name in alike[plain] if same_size(written, name)), None) or others.get(plain)
         if found is not None:
             return found
     return None
@@ -262,8 +258,7 @@ def _has_dimensions(row: Row, spec: str) -> bool:
     """
     given = zoo.card(spec).parameters
     usual = {"kv_heads": given.get("heads"), "ffn": 4 * int(given.get("hidden", 0))}
-    columns = {"layers": "n_layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "ffn": "ffn"}
-    stated = {key: figure(row, column) for key, column in {**columns, "vocab": "vocab"}.items()}
+    stated = {key: figure(row, column) for column, key in DIMENSIONS.items()}
     return all(value == given.get(key, usual.get(key)) for key, value in stated.items() if value)
 
 
