@@ -166,8 +166,8 @@ def forecast(
     """Lower, estimate and simulate ``request``, and return its forecast; both grains give the same times.
 
     Under ``conditions``, or if nodes differ, every rank is simulated separately. ``in_detail`` adds memory over time
-    to the report, the nearest measured runs and, for a strategy that does not fit, a change that makes it fit. ``num_steps`` adds the job.
-    The report says how the strategy was chosen (``choice``), and what was ``assumed``.
+    and the nearest measured runs to the report and, for a strategy that does not fit, a change that makes it fit.
+    ``num_steps`` adds the job. The report says how the strategy was chosen (``choice``), and what was ``assumed``.
     """
     model = _model_for(request, cost_model)
     if isinstance(model, EventsCostModel):

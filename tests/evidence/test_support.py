@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,6 @@ def test_the_more_runs_the_more_support() -> None:
     runs = [run_of(tp=tp, pp=pp, zero=zero) for tp in (1, 8, 16) for pp in (1, 8) for zero in (0, 1, 3)]
     asked = replace(GPT, tp=8, pp=4, zero=1)
     counts = [{one.technique: one.runs for one in support(asked, runs=Runs.of(runs[:n]))} for n in (1, 9, 18)]
-    for fewer, more in zip(counts, counts[1:], strict=False):
+    for fewer, more in itertools.pairwise(counts):
         assert all(more[name] >= number for name, number in fewer.items())
     assert set(counts[-1]) <= set(TECHNIQUES)

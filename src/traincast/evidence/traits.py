@@ -13,7 +13,7 @@ from traincast.strategy.model_kind import model_kind
 from traincast.strategy.releases import has_experts
 
 RunKind: TypeAlias = Literal["language", "experts", "images", "other", "tuned"]
-"""A language model, a mixture of experts, a network for images, another model, or a model of which a part is trained."""
+"""A language model, a mixture of experts, a network for images, another model, or a model that is partly trained."""
 
 _ALL: Final = 0.99
 """Share of the parameters that must be trained for a run to count as training, not as tuning."""

@@ -237,8 +237,8 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
 def _calibrated_doubt(ends: tuple[float, float], unknown: float, *, stalled: float) -> dict[str, float]:
     """Return the share of each cause in the log-width of a calibrated interval; they add up to 1.
 
-    ``repeats`` is the scatter of the runs that calibrated the cluster, whose interval has these ``ends``; ``unfamiliar``
-    is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares; ``stalls`` is the
+    ``repeats`` is the scatter of the runs that calibrated the cluster, whose interval has these ``ends``;
+    ``unfamiliar`` is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares; ``stalls`` is the
     chance of a stall, which adds ``stalled`` to the width.
     """
     width = sum(math.hypot(end, unknown) for end in ends)
