@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,7 +31,10 @@ _MOST_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The time of a step, its 90 % interval and its floor, in seconds; throughput; and MFU."""
+    """The time of a step, its 90 % interval and its floor, in seconds; throughput; MFU; warnings; and doubt.
+
+    ``doubt`` is that of :class:`traincast.report.outlook.Outlook`.
+    """
 
     step_s: float
     low_s: float
@@ -40,6 +44,7 @@ class Pace:
     tokens_per_s: float
     mfu: float
     warnings: tuple[str, ...]
+    doubt: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def slowed(self, step_s: float) -> Pace:
         """Return the pace of the same work in a step of ``step_s`` seconds."""
@@ -104,6 +109,7 @@ def pace_of(
         tokens_per_s=samples * graph.tokens_per_sample,
         mfu=model_flops(graph) * samples / peak_flops(request.cluster, request.precision.linear.value),
         warnings=expected.warnings,
+        doubt=expected.doubt,
     )
 
 

@@ -1,0 +1,158 @@
+"""The index of measured runs behind every forecast: read from tables of runs, forecast, and written to the package.
+
+    python -m benchmarks.evidence DATA              # reads the tables of runs below DATA and forecasts a choice
+    python -m benchmarks.evidence DATA --refresh    # only forecasts the runs of the index anew
+    python -m benchmarks.evidence DATA --distance   # how well distances tell that errors are alike, on guide sources
+
+A source with many runs is thinned to at most ``--most`` of them, spread over its settings. Forecasts use no
+calibration. Only figures are kept: no words of the tables but the names of sources, models and devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from traincast.errors import TraincastError
+from traincast.evidence.runs import INDEX, Run, index_bytes, measured_runs
+from traincast.evidence.traits import Traits, traits_of
+from traincast.files import write_bytes
+from traincast.forecast import forecast
+from traincast.measured import Measured, dp_steps, steps
+from traincast.measured.calibrations import without_calibration
+from traincast.measured.table import completed, rows_of
+from traincast.measured.tuning import rows as finetune
+from traincast.tables import Row, RowError, text
+
+Kind: TypeAlias = Literal["steps", "dp_steps", "finetune"]
+
+KINDS: Final[tuple[Kind, ...]] = ("dp_steps", "steps", "finetune")
+"""How names of tables begin; the first that matches counts."""
+_NEEDS: Final = {"steps": steps.NEEDS, "dp_steps": dp_steps.NEEDS, "finetune": finetune.NEEDS}
+_UNNAMED: Final = "NVIDIA/DeepLearningExamples"
+"""Who published the rows that state neither a source nor where they stand."""
+_SETTINGS: Final = (
+    *("framework", "model", "gpu", "gpu_model", "n_gpus", "zero", "tp", "pp", "cp", "ep", "recompute", "precision"),
+    *("method", "offload", "seq", "micro_batch", "batch_per_gpu"),
+)
+"""Columns by which the rows of a source are spread."""
+MOST: Final = 60
+"""Most runs of one source in a table."""
+_LONGEST: Final = 48
+"""Characters of the longest name of a model."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Return what a table of runs holds, by its name."""
+    return next((kind for kind in KINDS if path.stem.startswith(kind)), None)
+
+
+def source_of(row: Row) -> str:
+    """Return who published a row: its ``source``, or the repository in ``where``."""
+    return text(row, "source") or text(row, "where").partition(":")[0].partition(" ")[0] or _UNNAMED
+
+
+def chosen(rows: Sequence[Row], most: int) -> list[int]:
+    """Return the numbers of at most ``most`` rows of each source, evenly spaced in the order of their settings."""
+    of_source: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        of_source[source_of(row)].append(number)
+    found: list[int] = []
+    for numbers in of_source.values():
+        ordered = sorted(numbers, key=lambda n: ([text(rows[n], name) for name in _SETTINGS], n))
+        count = min(most, len(ordered))
+        found += [ordered[i * len(ordered) // count] for i in range(count)]
+    return sorted(found)
+
+
+def tables_below(data: Path) -> Iterator[tuple[str, Kind, list[Row]]]:
+    """Yield the name, the kind and the rows of each table of runs below ``data``."""
+    for path in sorted(data.rglob("*.parquet")):
+        if kind := kind_of(path):
+            rows = rows_of(path, needs=_NEEDS[kind])
+            name = path.relative_to(data).with_suffix("").as_posix()
+            yield name, kind, list(completed(rows)) if kind == "steps" else list(rows)
+
+
+def read_run(kind: Kind, number: int, row: Row) -> tuple[Measured, float]:
+    """Return a run, and the seconds of its start-up in the time of a step."""
+    if kind == "finetune":
+        return finetune.read_tuning(number, row).run, finetune.start_up(row)
+    return (steps if kind == "steps" else dp_steps).read_run(number, row), 0.0
+
+
+def indexed(source: str, table: str, number: int, kind: Kind, row: Row) -> Run | None:
+    """Forecast one row; ``None`` if it cannot be read or states no time."""
+    try:
+        run, extra = read_run(kind, number, row)
+        if not run.seconds or not run.ran:
+            return None
+        report = forecast(without_calibration(run.request)).report
+    except (RowError, TraincastError):
+        return None
+    return Run(
+        source=source,
+        traits=_named(traits_of(run.request), row),
+        measured_s=float(f"{run.seconds:.6g}"),
+        predicted_s=float(f"{max(report.step_s, run.loading_s) + extra:.6g}"),
+        table=table,
+        row=number,
+    )
+
+
+def _named(traits: Traits, row: Row) -> Traits:
+    """Return ``traits`` with the name that a row gives to its model, if its graph has only dimensions for a name."""
+    stated = text(row, "model")[:_LONGEST]
+    return replace(traits, model=stated) if ":" in traits.model and stated else traits
+
+
+def made(data: Path, most: int) -> list[Run]:
+    """Return the runs of a new index."""
+    found = []
+    for name, kind, rows in tables_below(data):
+        timed = [n for n, row in enumerate(rows) if _states_time(kind, row)]
+        numbers = [timed[i] for i in chosen([rows[n] for n in timed], most)]
+        runs = [indexed(source_of(rows[n]), name, n, kind, rows[n]) for n in numbers]
+        found += [run for run in runs if run is not None]
+        print(f"{name}: {sum(run is not None for run in runs)} of {len(rows)} rows")
+    return found
+
+
+def _states_time(kind: Kind, row: Row) -> bool:
+    """Whether a row ran and states a time; those of other kinds are told when they are read."""
+    if kind == "finetune":
+        return text(row, "judge_time").lower() not in {"false", "0"}
+    return kind != "steps" or steps.has_run(row)
+
+
+def refreshed(data: Path) -> list[Run]:
+    """Return the runs of the shipped index with new forecasts; a run that can no longer be read is left out."""
+    index = measured_runs()
+    tables = {name: (kind, rows) for name, kind, rows in tables_below(data)}
+    found = []
+    for number in range(len(index)):
+        run = index.run(number)
+        kind, rows = tables[run.table]
+        again = indexed(run.source, run.table, run.row, kind, rows[run.row])
+        found += [replace(again, measured_s=run.measured_s)] if again else []
+    return found
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--refresh", action="store_true")
+    parser.add_argument("--most", type=int, default=MOST)
+    given = parser.parse_args()
+    runs = refreshed(given.data) if given.refresh else made(given.data, given.most)
+    write_bytes(INDEX, index_bytes(runs))
+    print(f"{len(runs)} runs of {len({run.source for run in runs})} sources, {INDEX.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

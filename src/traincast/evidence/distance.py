@@ -1,0 +1,98 @@
+"""How far a measured run is from a request: a sum of a few terms, each with a weight that anyone can read.
+
+A ratio r of two numbers counts log₂ r times its weight, at most :data:`FARTHEST` doublings; a fact that differs counts
+its weight once. So a distance of 1 is about one doubling of the devices, or another training framework. Weights were
+chosen with guide sources alone; ``python -m benchmarks.evidence DATA --distance`` shows how the errors of two
+forecasts drift apart with the distance of their runs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.evidence.runs import Run, Runs, measured_runs
+from traincast.evidence.traits import Traits, traits_of
+from traincast.strategy import Request
+
+Floats = npt.NDArray[np.float64]
+
+FARTHEST: Final = 5.0
+"""Doublings beyond which a ratio no longer adds to a distance."""
+RATIOS: Final[dict[str, float]] = {
+    "active_parameters": 0.4,
+    "devices": 0.4,
+    "micro batch": 0.3,
+    "tokens": 0.2,
+    "power_w": 2.0,
+}
+"""Weight of one doubling of each number; ``micro batch`` counts tokens, or samples of models without them."""
+FACTS: Final[dict[str, float]] = {
+    "kind": 4.0,
+    "architecture": 1.0,
+    "device": 0.5,
+    "runtime": 1.0,
+    "products": 1.0,
+    "zero=3": 1.0,
+    "tp": 0.5,
+    "tp across nodes": 2.0,
+    "pp": 0.5,
+    "cp": 0.5,
+    "ep": 0.5,
+    "recompute": 0.5,
+    "offload": 1.0,
+    "servers": 2.0,
+    "several nodes": 1.0,
+}
+"""Weight of each fact that differs: whether a technique is used, or which device, framework or format."""
+
+
+def terms(traits: Traits, runs: Runs) -> dict[str, Floats]:
+    """Return the terms of the distance of each run, without their weights, under the names of the weights."""
+
+    def doublings(here: float, there: Floats) -> Floats:
+        found: Floats = np.minimum(np.abs(np.log2(np.maximum(there, 1e-9) / max(here, 1e-9))), FARTHEST)
+        return found
+
+    def differs(here: object, there: npt.NDArray[np.generic]) -> Floats:
+        return np.asarray(there != here, dtype=np.float64)
+
+    batch = runs["micro_batch"] * np.maximum(runs["tokens"], 1)
+    sequences = (runs["tokens"] > 0) & (traits.tokens > 0)
+    return {
+        "active_parameters": doublings(traits.active_parameters, runs["active_parameters"]),
+        "devices": doublings(traits.devices, runs["devices"]),
+        "micro batch": doublings(traits.micro_batch * max(traits.tokens, 1), batch),
+        "tokens": np.where(sequences, doublings(max(traits.tokens, 1), np.maximum(runs["tokens"], 1)), 0.0),
+        "power_w": np.where(runs["device"] == traits.device, doublings(traits.power_w, runs["power_w"]), 0.0),
+        "kind": differs(traits.kind, runs["kind"]),
+        "architecture": differs(traits.architecture, runs["architecture"]),
+        "device": differs(traits.device, runs["device"]),
+        "runtime": differs(traits.runtime, runs["runtime"]),
+        "products": differs(traits.products, runs["products"]),
+        "zero=3": differs(traits.zero == 3, runs["zero"] == 3),
+        "tp": differs(traits.tp > 1, runs["tp"] > 1),
+        "tp across nodes": differs(traits.tensor_nodes > 1, runs["tensor_nodes"] > 1),
+        "pp": differs(traits.pp > 1, runs["pp"] > 1),
+        "cp": differs(traits.cp > 1, runs["cp"] > 1),
+        "ep": differs(traits.ep > 1, runs["ep"] > 1),
+        "recompute": differs(traits.recompute != "none", runs["recompute"] != "none"),
+        "offload": differs(traits.offload != "", runs["offload"] != ""),
+        "servers": differs(traits.servers > 0, runs["servers"] > 0),
+        "several nodes": differs(traits.nodes > 1, runs["nodes"] > 1),
+    }
+
+
+def distances(request: Request | Traits, runs: Runs | None = None) -> Floats:
+    """Return the distance of each run, of the shipped index unless others are given, from ``request``."""
+    traits = request if isinstance(request, Traits) else traits_of(request)
+    runs = measured_runs() if runs is None else runs
+    weights = RATIOS | FACTS
+    return sum((weights[name] * term for name, term in terms(traits, runs).items()), np.zeros(len(runs)))
+
+
+def distance(request: Request | Traits, run: Run) -> float:
+    """Return the distance of one run from ``request``."""
+    return float(distances(request, Runs.of([run]))[0])
