@@ -92,7 +92,6 @@ CATALOG_CLUSTER: Final = (
 PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, pure-bf16, fp8 or nvfp4."
 COUNT: Final = Count()
 WORKERS: Final = Count(most=1024)
-Workers: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 TIME: Final = Time()
 SEED: Final = Seed()
 
@@ -115,12 +114,18 @@ ADDRESS: Final = Option("Address of the Ray cluster. A local one is started if o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastShown:
+class Shown:
+    """How a verb shows its result."""
+
+    as_json: Annotated[bool, JSON] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastShown(Shown):
     """How a verb that forecasts shows its result."""
 
     html: Annotated[str | None, HTML] = None
     explain: Annotated[bool, EXPLAIN] = False
-    as_json: Annotated[bool, JSON] = False
 
 
 def json() -> Decorator:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from traincast.ask import Ask, Option, Training, declared
+from traincast.ask import Ask, Option, Training, Workers, declared
 from traincast.cli import options
 from traincast.cli.derive import asks, words_of
 from traincast.cli.forecasting.exporting import exported, runtime_for, show_export
 from traincast.cli.forecasting.search_tables import show
-from traincast.cli.options import ADDRESS, ENGINE, ForecastShown, Workers
+from traincast.cli.options import ADDRESS, ENGINE, ForecastShown
 from traincast.cli.output import console, files_of, print_json, progress_bar, traced
 from traincast.errors import EmptyAxisError, FileFormatError, NoneAcceptedError, RequestError, StrategyError
 from traincast.files import check_outputs

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from traincast.ask import Option
+from traincast.ask import Option, Workers
 from traincast.cli import options
 from traincast.cli.derive import asks
-from traincast.cli.options import ADDRESS, ENGINE, HTML, JSON, Workers
+from traincast.cli.options import ADDRESS, ENGINE, HTML, JSON
 from traincast.cli.output import console, plain, print_json, progress_bar
 from traincast.cli.scheduling.ask import ScheduleAsk
 from traincast.cli.scheduling.tables import means, shares_data, show, show_shares
