@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import cache, update_wrapper
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -106,9 +107,18 @@ class Option:
     short: str = ""
 
 
+HTML: Final = Option("Write a self-contained HTML page to FILE.", "FILE")
+ALLOW_CODE: Final = Option("Run Python code that the table names as a model or schedule (package.module:factory).")
+
+
 def python_only(meaning: str) -> Option:
     """Return the description of a field that has no option on the command line."""
     return Option(meaning, flag=None)
+
+
+def paths_of(given: Files) -> list[Path]:
+    """Return the paths of one file or of several."""
+    return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(file) for file in given]
 
 
 class Live:

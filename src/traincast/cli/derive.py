@@ -183,7 +183,7 @@ def _type(one: Declared) -> Any:
         return click.Choice(get_args(kinds[0]))
     if one.option.time:
         return TIME
-    limits = next((note for note in getattr(kinds[0], "__metadata__", ()) if isinstance(note, Meta)), None)
+    limits: Any = next((note for note in getattr(kinds[0], "__metadata__", ()) if isinstance(note, Meta)), None)
     if limits is None:
         return kinds[0]
     known = next((parser for kind, parser in _PARSERS if kind == kinds[0]), None)

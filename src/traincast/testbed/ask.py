@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Final
 
-from traincast.ask import Ask, Count, File, JsonRecord, Live, Option, Progress, option_of, python_only
+from traincast.ask import HTML, Ask, Count, File, JsonRecord, Live, Option, Progress, option_of, python_only
 from traincast.errors import RequestError
 from traincast.profiling.ask import COMPUTE, THREADS
 from traincast.testbed.request import LOOPBACK, REAL
@@ -91,9 +91,9 @@ class RunAsk(JsonRecord):
         ),
     ] = True
     threads: Annotated[Count, THREADS] = 1
-    progress: Annotated[Progress | None, Live(), python_only("Called with the number of finished steps and of all.")] = (
-        None
-    )
+    progress: Annotated[
+        Progress | None, Live(), python_only("Called with the number of finished steps and of all.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class CompareAsk(JsonRecord):
             "FOLDER",
         ),
     ] = None
-    html: Annotated[File | None, Option("Write a self-contained HTML page to FILE.", "FILE")] = None
+    html: Annotated[File | None, HTML] = None
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -136,9 +136,7 @@ class StudyAsk(JsonRecord):
     ] = ()
     strategies: Annotated[
         Sequence[str],
-        Option(
-            "Strategies, separated by spaces: 'dp=2 pp=2,microbatches=4'.", "'S S …'", read=_strategies, whole=True
-        ),
+        Option("Strategies, separated by spaces: 'dp=2 pp=2,microbatches=4'.", "'S S …'", read=_strategies, whole=True),
     ] = ()
     rates: Annotated[
         Sequence[str],
@@ -158,9 +156,9 @@ class StudyAsk(JsonRecord):
             short="-o",
         ),
     ] = STUDY
-    progress: Annotated[Progress | None, Live(), python_only("Called with the number of finished cells and of all.")] = (
-        None
-    )
+    progress: Annotated[
+        Progress | None, Live(), python_only("Called with the number of finished cells and of all.")
+    ] = None
     say: Annotated[
         Callable[[str], None] | None, Live(), python_only("Is told about every finished or failed cell.")
     ] = None

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.ask import Conditions, verb
+from traincast.ask import Ask, Conditions, verb
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import CostModel
@@ -107,8 +107,13 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
 
 def forecast_of(run: Path, record: RunFolder, *, cost_model: CostModel | None = None) -> Forecast:
     """Return the forecast of the run in the folder ``run``; ranks with a factor compute that many times slower."""
+    return predict(replace(ask_of_run(run, record), cost_model=cost_model))
+
+
+def ask_of_run(run: Path, record: RunFolder) -> Ask:
+    """Return what the run in the folder ``run`` trained, as ``predict`` is asked for it."""
     slow = tuple((place.rank, place.factor) for place in record.ranks if abs(place.factor - 1.0) > _SAME_FACTOR)
-    return predict(
+    return Ask(
         record.model,
         cluster=load_cluster(str(run / record.cluster), hosts=True),
         global_batch=record.global_batch,
@@ -116,7 +121,6 @@ def forecast_of(run: Path, record: RunFolder, *, cost_model: CostModel | None = 
         seq=record.seq,
         precision=record.precision,
         runtime=record.runtime,
-        cost_model=cost_model,
         conditions=Conditions(slow=slow) if slow else None,
         use_cache=True,
     )

@@ -26,7 +26,7 @@ from traincast.profiling.events.request import needed_works
 from traincast.profiling.machine.device import free_memory
 from traincast.profiling.monitor.device_counter import FOLDER as DEVICES
 from traincast.profiling.monitor.device_counter import counters
-from traincast.strategy import parse_strategy
+from traincast.resolve import stated_strategy
 from traincast.testbed.ask import RunAsk
 from traincast.testbed.events import (
     EVENTS,
@@ -43,7 +43,7 @@ from traincast.testbed.rank.launch import launch
 from traincast.testbed.rank.recorder import SpanRow
 from traincast.testbed.request import LOOPBACK, RunRequest, rate_of
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
-from traincast.testbed.setup import RUNTIME, lowered_of
+from traincast.testbed.setup import RUNTIME, ask_of, lowered_of
 from traincast.testbed.trace import write_measured_trace
 from traincast.units import format_bytes
 
@@ -112,7 +112,7 @@ def run(
         folder_of_ranks = Path(scratch)
         write_text(folder_of_ranks / CLUSTER, cluster_text(request))
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
+        servers = stated_strategy(ask_of(request, folder_of_ranks / CLUSTER)).servers
         _check_memory(request, folder_of_ranks / CLUSTER, servers=servers)
         measured = (_train_with_servers if servers else _train)(request, folder_of_ranks, _Launching(start, place))
         events = folder_of_ranks / EVENTS

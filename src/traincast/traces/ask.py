@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from traincast.ask import Ask, Batch, Count, File, Files, JsonRecord, Option, option_of
+from traincast.ask import HTML, Ask, Batch, Count, File, Files, JsonRecord, Option, option_of
 
 if TYPE_CHECKING:
     from traincast.cluster import Cluster, Device
@@ -48,7 +48,8 @@ class ReplayAsk(JsonRecord):
     output: Annotated[
         File | None,
         Option(
-            "Write to PATH: the replayed trace (.json, .json.gz; .et for Chakra); a folder, if there are several ranks.",
+            "Write to PATH: the replayed trace (.json, .json.gz; .et for Chakra); a folder, if there are several "
+            "ranks.",
             "PATH",
             short="-o",
         ),
@@ -63,9 +64,9 @@ class TraceChangesAsk(JsonRecord):
     _: KW_ONLY
     range: Annotated[str | None, _RANGE] = None
     execution_trace: Annotated[Files, _EXECUTION] = ()
-    host: Annotated[
-        str | float | None, Option("Hosts run their code twice as fast; `0.5x` is half as fast.", "2x")
-    ] = None
+    host: Annotated[str | float | None, Option("Hosts run their code twice as fast; `0.5x` is half as fast.", "2x")] = (
+        None
+    )
     network: Annotated[
         str | float | None,
         Option("Links between ranks are twice as fast; `0.5x` is half as fast. Needs the traces of all ranks.", "2x"),
@@ -99,9 +100,7 @@ class DiffAsk(JsonRecord):
     after: Annotated[Files | None, Option("Another trace, to compare with the first.", "[OTHER]", whole=True)] = None
     _: KW_ONLY
     range: Annotated[str | None, _RANGE] = None
-    forecast: Annotated[
-        str | None, Option("Compare TRACE with the forecast of a step of this model.", "MODEL")
-    ] = None
+    forecast: Annotated[str | None, Option("Compare TRACE with the forecast of a step of this model.", "MODEL")] = None
     cluster: Annotated[
         str | Cluster | None, Option("The cluster: that of the forecast, a name or a .toml file.", "CLUSTER")
     ] = None
@@ -118,7 +117,7 @@ class DiffAsk(JsonRecord):
             "NAME",
         ),
     ] = None
-    html: Annotated[File | None, Option("Write a self-contained HTML page to FILE.", "FILE")] = None
+    html: Annotated[File | None, HTML] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +128,7 @@ class LearnAsk(JsonRecord):
     _: KW_ONLY
     output: Annotated[
         File | None,
-        Option(
-            "Write to PATH: a folder of events, for `predict --events` and `search --events`.", "PATH", short="-o"
-        ),
+        Option("Write to PATH: a folder of events, for `predict --events` and `search --events`.", "PATH", short="-o"),
     ] = None
     range: Annotated[str | None, _RANGE] = None
     execution_trace: Annotated[Files, _EXECUTION] = ()

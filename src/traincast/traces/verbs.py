@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from traincast.ask import File, Files, verb
+from traincast.ask import File, Files, paths_of, verb
 from traincast.cluster import load_cluster
 from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import Device
@@ -112,7 +111,7 @@ class TraceVerbs:
         if (ask.after is None) == (ask.forecast is None):
             raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
         if ask.html is not None:
-            check_output(Path(ask.html), inputs=_inputs([*_paths(ask.before), *_paths(ask.after or ())]))
+            check_output(Path(ask.html), inputs=_inputs([*paths_of(ask.before), *paths_of(ask.after or ())]))
         if ask.after is not None:
             found = compare_traces(_loaded(ask.before), _loaded(ask.after), named=ask.range)
         else:
@@ -149,10 +148,10 @@ class TraceVerbs:
             check_folder(Path(ask.output))
             check_events_folder(Path(ask.output))
         ran_on = load_device(ask.device) if isinstance(ask.device, str) else ask.device
-        if _paths(ask.execution_trace):
+        if paths_of(ask.execution_trace):
             jobs = [_loaded(ask.traces, ask.execution_trace)]
         else:
-            jobs = [with_executions_beside(job) for job in load_jobs(_paths(ask.traces))]
+            jobs = [with_executions_beside(job) for job in load_jobs(paths_of(ask.traces))]
         learned = learn(jobs, named=ask.range, device=ran_on)
         if ask.output is not None:
             write_events(learned, Path(ask.output))
@@ -194,28 +193,24 @@ def _changes(ask: TraceChangesAsk) -> list[TraceChange]:
     return changes
 
 
-def _paths(files: Files) -> list[Path]:
-    return [Path(files)] if isinstance(files, str | os.PathLike) else [Path(file) for file in files]
-
-
 def _inputs(paths: Sequence[Path]) -> dict[str, Path]:
     return {f"trace {path}": path for path in paths}
 
 
 def _loaded(traces: Files, execution: Files | None = None) -> list[ProfilerTrace]:
     """Return the traces; with shapes of these execution traces, or, if none are named, of those beside them."""
-    found = load_traces(_paths(traces))
+    found = load_traces(paths_of(traces))
     if execution is None:
         return found
-    named = _paths(execution)
+    named = paths_of(execution)
     return with_execution(found, named) if named else with_executions_beside(found)
 
 
 def _recorded(traces: Files, named: str | None, *, fit: str | None = None, execution: Files | None = None) -> Recording:
     """Return the recording of all ranks."""
-    paths = _paths(traces)
+    paths = paths_of(traces)
     if paths and all(path.name.endswith(SUFFIX) for path in paths):
-        if execution is not None and _paths(execution):
+        if execution is not None and paths_of(execution):
             raise RequestError("--execution-trace is for the profiler's traces: Chakra's have no operators with shapes")
         return couple([read_chakra(path) for path in paths])
     parity = None if fit is None else range(0 if fit == "even" else 1, _MOST_STEPS, 2)
@@ -229,7 +224,7 @@ def _check_output(output: File | None, traces: Files, recording: Recording | Non
     """
     if output is None:
         return
-    path, paths = Path(output), _paths(traces)
+    path, paths = Path(output), paths_of(traces)
     alone = len(recording.traces) == 1 if recording is not None else len(paths) == 1 and not paths[0].is_dir()
     if path.name.endswith(SUFFIX):
         for file in chakra_files(recording, path) if recording is not None else [path]:

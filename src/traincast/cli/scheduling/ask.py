@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from traincast.ask import Count, JsonRecord, Option, Seed
+from traincast.ask import ALLOW_CODE, Count, JsonRecord, Option, Seed
 from traincast.errors import RequestError, UnknownNameError
 from traincast.units import parse_rate, parse_seconds
 
@@ -44,9 +44,7 @@ class ScheduleAsk(JsonRecord):
         str | None,
         Option("Device or node type of the catalog that each GPU type means; forecasts of jobs use it.", "TYPE=NAME,…"),
     ] = None
-    allow_code: Annotated[
-        bool, Option("Run Python code that the table names as a model or schedule (package.module:factory).")
-    ] = False
+    allow_code: Annotated[bool, ALLOW_CODE] = False
     nodes_per_rack: Annotated[
         int | None, Option("Group the nodes into racks of N; each rack has its own switch.", "N")
     ] = None

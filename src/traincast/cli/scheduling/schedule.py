@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from traincast.ask import Option, Workers
+from traincast.ask import HTML, Option, Workers
 from traincast.cli import options
 from traincast.cli.derive import asks
-from traincast.cli.options import ADDRESS, ENGINE, HTML, JSON
+from traincast.cli.options import ADDRESS, ENGINE, Shown
 from traincast.cli.output import console, plain, print_json, progress_bar
 from traincast.cli.scheduling.ask import ScheduleAsk
 from traincast.cli.scheduling.tables import means, shares_data, show, show_shares
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleShown:
+class ScheduleShown(Shown):
     """Where the runs of a study run, and what ``schedule`` shows and writes."""
 
     engine: Annotated[str, ENGINE] = "local"
@@ -36,7 +36,6 @@ class ScheduleShown:
     address: Annotated[str | None, ADDRESS] = None
     jobs_out: Annotated[str | None, Option("Write the outcome of each job.", "FILE.csv")] = None
     html: Annotated[str | None, HTML] = None
-    as_json: Annotated[bool, JSON] = False
 
     def runner(self) -> Engine | None:
         """Return the engine that runs a study; ``None`` if this process runs it."""

@@ -37,9 +37,7 @@ def study_testbed(ask: StudyAsk) -> Study:
     strategies of one model on one network. ``models`` are names of the study's models or specs, ``rates`` those of all
     links, such as ``200Mbit``. The folder ``output`` gets runs, tables and plots; a study in the same folder resumes.
     """
-    cells = cells_of(
-        models=ask.models, strategies=ask.strategies, networks=ask.rates, ranks=ask.ranks, quick=ask.quick
-    )
+    cells = cells_of(models=ask.models, strategies=ask.strategies, networks=ask.rates, ranks=ask.ranks, quick=ask.quick)
     folder = Path(ask.output)
     check_folder(folder)
     found = study(cells, folder, progress=ask.progress, say=ask.say)
