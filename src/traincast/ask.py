@@ -447,7 +447,10 @@ def _declared(item: Field[Any], hint: Any) -> Declared:
 
 def option_of(ask: Any, name: str) -> Option:
     """Return the option of one field of an ask, for another ask that has the same field."""
-    return next(one.option for one in declared(ask) if one.name == name)
+    home = next(kind for kind in ask.__mro__ if name in inspect.get_annotations(kind))
+    alone = {"__module__": home.__module__, "__annotations__": {name: inspect.get_annotations(home)[name]}}
+    hint = get_type_hints(type(name, (), alone), include_extras=True)[name]  # all fields would take a millisecond
+    return next(note for note in hint.__metadata__ if isinstance(note, Option))
 
 
 def _with_limits(kind: Any, notes: Iterable[object]) -> Any:
