@@ -23,6 +23,7 @@ from torch import nn
 from traincast.ask import Conditions
 from traincast.cluster import load_cluster
 from traincast.forecast import predict
+from traincast.processes.run import end_at_once
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import inputs_of, materialize, traceable_of
 from traincast.simulate.server_timeline import ServerJob
@@ -315,3 +316,4 @@ def main(request_path: str, output: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    end_at_once()

@@ -25,6 +25,7 @@ from traincast.graph.capture.capture import sum_of
 from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.optimizers import optimizer_called
 from traincast.graph.zoo import Traceable
+from traincast.processes.run import end_at_once
 from traincast.profiling.events.steps import optimizer_of
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.profiling.operators.in_model import ValidTargets, inputs_of, materialize, traceable_of
@@ -357,3 +358,4 @@ def main(request_path: str, output: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    end_at_once()
