@@ -80,7 +80,7 @@ def search(ask: SearchAsk, shown: SearchShown) -> None:
 
 def _check_outputs(ask: SearchAsk, shown: SearchShown) -> None:
     """Refuse outputs that cannot be written before anything is searched."""
-    all_out, resume = shown.all_out, ask.resume
+    all_out, resume = shown.all_out, None if ask.resume is None else Path(ask.resume)
     if all_out is not None and not all_out.endswith(".parquet"):
         raise RequestError(
             f"cannot write {all_out}: a table of candidates is Parquet, so its name must end in .parquet"
