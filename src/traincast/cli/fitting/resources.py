@@ -15,7 +15,7 @@ from traincast.cli.output import console, plain, print_json, print_table, say_le
 from traincast.fitting.inspector.ask import InspectorSettings, ResourceFitAsk
 
 if TYPE_CHECKING:
-    from traincast.resources.inspector.targets import FigureScore
+    from traincast.fitting.inspector.scores import FigureScore
 
 
 @click.command(name="resources", epilog=options.example("fit resources runs.csv -o mine.inspector --epochs 40"))
@@ -25,9 +25,9 @@ def fit_resources(ask: ResourceFitAsk, settings: InspectorSettings, shown: Shown
 
     `traincast resources simulate` makes a table of simulated runs; the page on the inspector lists the columns.
     """
+    from traincast.estimate.inspector.grouping import Grouping
     from traincast.fitting.inspector.fit import fit_resources as fit
     from traincast.fitting.inspector.train import InspectorTraining
-    from traincast.resources.inspector.grouping import Grouping
 
     words = {"method": settings.method, "groups": settings.groups, "factor": settings.factor}
     chosen = {name: value for name, value in words.items() if value is not None}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from traincast.ask import verb
 from traincast.cli.resources.ask import MonitorAsk
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.resource_use import RESOURCES
 from traincast.files import check_outputs, write_text
-from traincast.resources.bursts import RESOURCES
 
 if TYPE_CHECKING:
     from traincast.profiling.monitor.sample import Monitored

@@ -13,8 +13,8 @@ from traincast.ask import verb
 from traincast.cli.resources.ask import ResourceCompareAsk
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
 from traincast.resolve import stated_strategy
-from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.comparing import ResourceComparison, compared, compared_figures
 from traincast.resources.curves import Curves
 from traincast.resources.forecasting import forecast_curves

@@ -13,9 +13,9 @@ from traincast.fitting.ask import BUNDLE, RIVALS, Epochs, Warn
 
 if TYPE_CHECKING:
     from traincast.engines import Engine
+    from traincast.estimate.inspector.evaluate import InspectorShape
+    from traincast.estimate.inspector.grouping import Grouping
     from traincast.fitting.inspector.train import InspectorTraining
-    from traincast.resources.inspector.evaluate import InspectorShape
-    from traincast.resources.inspector.grouping import Grouping
 else:
     Engine = InspectorTraining = InspectorShape = Grouping = object
 
