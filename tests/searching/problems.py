@@ -16,7 +16,7 @@ from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.bulk.family import EvaluatedFamily
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.problem import Problem
+from traincast.searching.problem import Best, Problem
 from traincast.searching.space import Family, families, meshes, usual_axes
 from traincast.simulate import Evaluator
 from traincast.strategy import load_precision, lower
@@ -92,7 +92,7 @@ def evaluated(bulk: Bulk, family: Family) -> EvaluatedFamily | None:
 def solved(problem: Problem, *, best_s: float = math.inf) -> StrategyColumns:
     """All that the search of a problem finds, part by part."""
     bulk = bulk_of(problem)
-    return joined([explore(bulk, problem, task)[0] for task in problem.tasks(best_s)])
+    return joined([explore(bulk, problem, task)[0] for task in problem.tasks(Best(best_s, best_s, best_s))])
 
 
 @cache

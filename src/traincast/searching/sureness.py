@@ -8,7 +8,9 @@ clusters around their forecasts. On a device without measurements it is wider: i
 devices left out of the fit. A further factor covers the part of a step's 90 % interval that these do not explain, so
 that the steps of a search are spread as widely as a forecast of the strategy alone says: one for all uncalibrated
 clusters, and one per calibrated cluster with the spread that its calibration leaves. The last factor is the spread of
-repeated runs. The chance of a candidate is the share of draws in which it is the fastest.
+repeated runs. A technique that no measured run near a strategy has used adds a factor of its own, which strategies with
+that technique share (see :mod:`traincast.searching.doubts`). The chance of a candidate is the share of draws in which
+it is the fastest.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from traincast.cluster import FACTORS, Calibration, Cluster
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import Forecast
+from traincast.searching.doubts import TECHNIQUE
 from traincast.searching.odds import Odds, odds
 from traincast.simulate.timeline import Evaluator
 
@@ -66,21 +69,24 @@ class Draws:
         self._drawn = 0
         self._unexplained: list[float] = self._random("unexplained").uniform(1e-6, 1.0 - 1e-6, count).tolist()
 
-    def seconds(self, forecast: Forecast) -> Floats:
-        """Return the step time of ``forecast`` in every draw, in seconds."""
+    def seconds(self, forecast: Forecast, without: Sequence[str] = ()) -> Floats:
+        """Return the step time of ``forecast`` in every draw, in seconds.
+
+        ``without`` names its techniques without evidence.
+        """
         calibration = forecast.request.cluster.calibration
         if calibration is None:
             drawn = self._uncalibrated(forecast)
             rest = _rest(forecast, drawn)
             factors: Floats = np.array([rest.quantile(chance) for chance in self._unexplained])
-            return drawn * factors * self._repeats(REPEATS)
+            return drawn * factors * self._repeats(REPEATS) * self._techniques(without)
         report = forecast.report
         own = max(REPEATS, math.log(calibration.high / calibration.low) / _NINETY)
         whole = math.log(report.high_s / report.low_s) / _NINETY
         left_open = math.sqrt(max(0.0, whole**2 - own**2))
         place = self._normal("calibrated", forecast.request.cluster.name)
         found: Floats = report.step_s * np.exp(left_open * place) * self._repeats(own)
-        return found
+        return found * self._techniques(without)
 
     def _uncalibrated(self, forecast: Forecast) -> Floats:
         """Return the step times on an uncalibrated cluster: every factor is drawn."""
@@ -100,6 +106,10 @@ class Draws:
         steps = np.array([evaluate(parts.scaled(estimates.seconds, each)) for each in drawn])
         found: Floats = ratio * np.exp(other) * steps
         return found
+
+    def _techniques(self, without: Sequence[str]) -> Floats:
+        """Return the factors of the techniques without evidence; strategies that share one share its draws."""
+        return np.exp(TECHNIQUE * sum((np.abs(self._normal("technique", name)) for name in without), np.zeros(1)))
 
     def _normal(self, *what: str) -> Floats:
         """Return standard normal draws for the property ``what``; equal names always give equal draws."""
@@ -138,15 +148,31 @@ def _owner(factor: str, cluster: Cluster) -> tuple[str, ...]:
     return (cluster.name,) if factor in _LINKS else (cluster.device.name,)
 
 
-def drawn_seconds(forecasts: Sequence[Forecast], *, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Return the step times of all forecasts (columns) in every draw (rows), in seconds."""
+def drawn_seconds(
+    forecasts: Sequence[Forecast],
+    *,
+    without: Sequence[Sequence[str]] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Floats:
+    """Return the step times of all forecasts (columns) in every draw (rows), in seconds.
+
+    ``without`` names the techniques of each that have no evidence.
+    """
     source = Draws(draws, seed)
-    return np.stack([source.seconds(forecast) for forecast in forecasts], axis=1)
+    names = without or [()] * len(forecasts)
+    return np.stack([source.seconds(made, lacking) for made, lacking in zip(forecasts, names, strict=True)], axis=1)
 
 
 def chances(seconds: Floats) -> Floats:
     """Return the share of rows in which each column is the least."""
     return np.bincount(seconds.argmin(axis=1), minlength=seconds.shape[1]) / len(seconds)
+
+
+def regrets(seconds: Floats) -> Floats:
+    """Return the expected loss of each column against the best of each row, as a share of the best."""
+    found: Floats = (seconds / seconds.min(axis=1, keepdims=True)).mean(axis=0) - 1.0
+    return found
 
 
 def ties(seconds: Floats) -> npt.NDArray[np.bool_]:
