@@ -27,7 +27,7 @@ from traincast.engines import local_engine
 from traincast.searching.bulk import columns
 from traincast.searching.bulk.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.problem import Problem, SpaceCounts, Task
+from traincast.searching.problem import Best, Problem, SpaceCounts, Task
 from traincast.strategy import SCHEDULES
 
 BOUNDED = [
@@ -143,7 +143,7 @@ def test_a_time_that_is_known_cuts_more_and_loses_nothing() -> None:
     for task in reaching.tasks():
         counts += explore(bulk, reaching, task)[1]
     parts = []
-    for task in reaching.tasks(best * (1 + 1e-9)):
+    for task in reaching.tasks(Best(*[best * (1 + 1e-9)] * 3)):
         part, more = explore(bulk, reaching, task)
         parts.append(part)
         known += more

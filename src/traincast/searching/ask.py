@@ -76,8 +76,8 @@ class SearchAsk(Training):
     objective: Annotated[
         Objective,
         Option(
-            "Minimize time, cost, energy, memory, or the loss expected where forecasts err (robust). Default: cost with "
-            "--deadline, time otherwise.",
+            "Minimize time, cost, energy, memory, or the loss expected where forecasts err (robust). Default: cost "
+            "with --deadline, time otherwise.",
             "NAME",
             read=_objective,
         ),

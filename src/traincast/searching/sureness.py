@@ -44,7 +44,7 @@ DOUBLING: Final = 0.04
 
 ``MESH`` and ``DOUBLING`` were chosen on pairs of measured runs; ``benchmarks.chances`` tests them on the same pairs.
 """
-_FEW_DEVICES: Final = 8
+FEW_DEVICES: Final = 8
 """Doublings are counted from this number of devices, on which most measurements were made."""
 _NINETY: Final = 2.0 * 1.645
 """Width of a 90 % interval, in standard deviations."""
@@ -96,11 +96,11 @@ class Draws:
         ratio = forecast.report.step_s / usual if usual else 1.0
         doubts = parts.unmeasured_spreads(estimates, plan.work_counts())
         factors = {
-            name: np.exp(math.hypot(spread, doubts.get(name, 0.0)) * self._normal(name, *_owner(name, cluster)))
+            name: np.exp(math.hypot(spread, doubts.get(name, 0.0)) * self._normal(name, *owner_of(name, cluster)))
             for name, spread in spreads().items()
         }
         drawn = [Calibration(**{name: float(f[n]) for name, f in factors.items()}) for n in range(self.count)]  # type: ignore[arg-type]
-        doublings = math.log2(cluster.num_devices / _FEW_DEVICES)
+        doublings = math.log2(cluster.num_devices / FEW_DEVICES)
         degrees = (f"{name}={getattr(forecast.request.strategy, name)}" for name in ("tp", "cp", "pp", "ep"))
         other = DOUBLING * doublings * np.abs(self._normal("scaling")) + MESH * self._normal("mesh", *degrees)
         steps = np.array([evaluate(parts.scaled(estimates.seconds, each)) for each in drawn])
@@ -141,7 +141,7 @@ def _rest(forecast: Forecast, drawn: Floats) -> Odds:
     return Odds(median_s=median, low_s=median * math.exp(-below), high_s=median * math.exp(above))
 
 
-def _owner(factor: str, cluster: Cluster) -> tuple[str, ...]:
+def owner_of(factor: str, cluster: Cluster) -> tuple[str, ...]:
     """Return the owner of a factor: nobody for hosts, the cluster for links, the device for all others."""
     if factor in _HOSTS:
         return ()
