@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.evidence import Support, Traits, support, traits_of
+from traincast.evidence import Support, Traits, measured_runs, near_runs, support, traits_of
 from traincast.searching.bulk.columns import StrategyColumns
 from traincast.searching.bulk.family import EvaluatedFamily
 from traincast.searching.problem import Best
@@ -43,11 +43,13 @@ _LEARNED: Final = frozenset({"tp", "tp across nodes", "sequence_parallel", "pp",
 class Doubts:
     """Counts the techniques of strategies for one model on one cluster that no measured run near them has used.
 
-    A technique depends on few settings, so each combination of these is looked up once.
+    A technique depends on few settings, so each combination of these is looked up once. If no run is near at all, no
+    technique is doubted more than another, so none is counted.
     """
 
     def __init__(self, request: Request) -> None:
         self._plain = replace(_alone(traits_of(request)), dp=1, replicas=1)
+        self._compares = bool(near_runs(self._plain, measured_runs()).any())
         self._sharded_over = request.strategy.shard
         self._calibrated = request.cluster.calibration is not None
         self._joined = request.cluster.devices_per_node * request.cluster.domain_nodes
@@ -150,7 +152,7 @@ class Doubts:
 
     def _way(self, schedule: str, virtual_stages: int) -> tuple[Support, ...]:
         found = self._look(virtual_stages=virtual_stages)
-        if schedule in _SCHEDULES:
+        if schedule in _SCHEDULES or not self._compares:
             return found
         name = f"schedule={schedule}"
         return (*found, Support(technique=name, runs=0, sources=0, words=f"{name}: no measured run has used it"))
@@ -159,7 +161,7 @@ class Doubts:
         """Return what measured runs say about these settings of a strategy, all others being plain."""
         key = tuple(settings.items())
         if key not in self._kept:
-            found = support(replace(self._plain, **settings))
+            found = support(replace(self._plain, **settings)) if self._compares else ()
             if self._calibrated:
                 found = tuple(each for each in found if each.technique not in _LEARNED)
             self._kept[key] = found

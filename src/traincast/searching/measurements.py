@@ -217,14 +217,28 @@ def _ideas(made: Sequence[Forecast], steps: Sequence[Step], ask: NextAsk) -> Ite
     every = {name: 1.0 for step in steps for name in step.effects}
     words = _Words(request, ask)
     yield _Idea(
-        _measurement("operators", "table of its operators on one device", request, 1, _PROFILE_S, words.operators()),
-        tuple(Seen(effects={name: 1.0}, noise=_OPERATOR_NOISE / _one(name)) for name in every if name[0] in _OPERATORS),
+        _measurement(
+            "operators",
+            "table of its operators on one device",
+            request,
+            nodes=1,
+            seconds=_PROFILE_S,
+            commands=words.operators(),
+        ),
+        tuple(Seen(effects={n: 1.0}, noise=_OPERATOR_NOISE / _one(n)) for n in every if n[0] in _OPERATORS),
     )
     if request.cluster.num_devices > 1:
         on = "two nodes" if nodes > 1 else "one node"
         yield _Idea(
-            _measurement("collectives", f"collectives on {on}", request, nodes, _PROFILE_S, words.collectives(nodes)),
-            tuple(Seen(effects={name: 1.0}, noise=_LINK_NOISE / _one(name)) for name in every if name[0] in _LINKS),
+            _measurement(
+                "collectives",
+                f"collectives on {on}",
+                request,
+                nodes=nodes,
+                seconds=_PROFILE_S,
+                commands=words.collectives(nodes),
+            ),
+            tuple(Seen(effects={n: 1.0}, noise=_LINK_NOISE / _one(n)) for n in every if n[0] in _LINKS),
         )
     for each, step in list(zip(made, steps, strict=True))[: 1 if len(made) == 1 else _RUNS]:
         carried = each.request.cluster.num_nodes > nodes
@@ -235,9 +249,9 @@ def _ideas(made: Sequence[Forecast], steps: Sequence[Step], ask: NextAsk) -> Ite
                 "events",
                 f"events of {each.request.strategy} on {on}",
                 each.request,
-                nodes,
-                _EVENTS_S,
-                words.events(each.request, nodes),
+                nodes=nodes,
+                seconds=_EVENTS_S,
+                commands=words.events(each.request, nodes),
             ),
             (Seen(effects=_apart(step.effects), noise=math.log(high / low) / _NINETY),),
         )
@@ -267,7 +281,7 @@ def _runs(made: Forecast, words: _Words) -> Iterator[_Idea]:
         seconds = _START_S + (_STEPS + _WARM) * each.report.step_s
         what = f"{_STEPS} steps of {s} on {nodes} node{'s' if nodes > 1 else ''}"
         yield _Idea(
-            _measurement("run", what, each.request, nodes, seconds, words.run(each.request)),
+            _measurement("run", what, each.request, nodes=nodes, seconds=seconds, commands=words.run(each.request)),
             (Seen(effects=effects, noise=1e-6),),
         )
 
@@ -295,7 +309,7 @@ def _shrunk(made: Forecast, nodes: int) -> Forecast | None:
 
 
 def _measurement(
-    kind: Kind, what: str, request: Request, nodes: int, seconds: float, commands: Sequence[str]
+    kind: Kind, what: str, request: Request, *, nodes: int, seconds: float, commands: Sequence[str]
 ) -> Measurement:
     cluster = request.cluster
     rate = price_per_s(cluster) * nodes / cluster.num_nodes

@@ -154,7 +154,7 @@ class Worlds:
         return math.sqrt(max(0.0, left))
 
     def mean(self, number: int, seen: Sequence[Seen], logarithms: Sequence[float]) -> float:
-        """Return the expected logarithm of a step, after figures were ``seen`` to be away from their median by these."""
+        """Return the expected logarithm of a step, after figures were ``seen`` this far from their medians."""
         _, gain, _ = self._gain(seen)
         return float(self._medians[number] + self._rows[number] @ (gain @ np.array(logarithms)))
 
@@ -163,14 +163,13 @@ class Worlds:
 
         The chosen step is that with the shortest expected time in the light of what was seen.
         """
-        before = self._regret(
-            np.zeros((1, len(self._names))), np.array([self.spread(n) for n in range(len(self.steps))])
-        )
+        every = range(len(self.steps))
+        before = self._regret(np.zeros((1, len(self._names))), np.array([self.spread(n) for n in every]))
         if not seen:
             return before
         here, gain, noise = self._gain(seen)
         figures = self._drawn @ here.T + noise * self._noise[:, : len(seen)]
-        after = self._regret(figures @ gain.T, np.array([self.spread(n, seen) for n in range(len(self.steps))]))
+        after = self._regret(figures @ gain.T, np.array([self.spread(n, seen) for n in every]))
         return min(before, after)  # more knowledge is no loss; a finite number of draws may say so
 
     def _regret(self, believed: Floats, spreads_left: Floats) -> float:
