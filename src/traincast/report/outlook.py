@@ -238,8 +238,8 @@ def _calibrated_doubt(ends: tuple[float, float], unknown: float, *, stalled: flo
     """Return the share of each cause in the log-width of a calibrated interval; they add up to 1.
 
     ``repeats`` is the scatter of the runs that calibrated the cluster, whose interval has these ``ends``;
-    ``unfamiliar`` is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares; ``stalls`` is the
-    chance of a stall, which adds ``stalled`` to the width.
+    ``unfamiliar`` is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares;
+    ``stalls`` is the chance of a stall, which adds ``stalled`` to the width.
     """
     width = sum(math.hypot(end, unknown) for end in ends)
     repeats = sum(end**2 / (math.hypot(end, unknown) or 1.0) for end in ends)
