@@ -218,5 +218,5 @@ def _summary(neighbours: tuple[Neighbour, ...]) -> str:
     first = neighbours[0]
     near = "near" if first.distance < NEAR else "not far" if first.distance < FAR else "far away"
     but = f" ({', '.join(first.differs[:3])})" if first.differs else ", with the same settings"
-    span = f"{errors[0]:+.0%}" if len(errors) == 1 else f"{errors[0]:+.0%} to {errors[-1]:+.0%}"
+    span = " to ".join(f"{100 * error:+.0f} %" for error in dict.fromkeys((errors[0], errors[-1])))
     return f"the nearest measured run is {near}{but}; forecasts of the {len(errors)} nearest are off by {span}"

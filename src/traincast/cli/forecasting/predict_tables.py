@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from traincast.report import Report
 
 _CHART_WIDTH = 64
+_SMALL = 0.05
+"""Share of the doubt below which a cause is not printed; the JSON has all of them."""
 _NEIGHBOURS = 3
 """Number of measured runs shown beside a forecast; the JSON has all of them."""
 
@@ -111,7 +113,7 @@ def _split(report: Report) -> Row:
 
 def _doubt(report: Report) -> list[Row]:
     """Return the row that says what makes the interval as wide as it is, the largest cause first."""
-    said = [f"{share:.0%} {name.replace('_', ' ')}" for name, share in report.doubt.items() if share >= 0.01]
+    said = [f"{share:.0%} {name.replace('_', ' ')}" for name, share in report.doubt.items() if share >= _SMALL]
     return [("doubt from", said[0], ", ".join(said[1:]))] if said else []
 
 
@@ -269,7 +271,7 @@ def _show_evidence(report: Report) -> None:
             f"{one.model} on {one.devices:,} {one.device}",
             _degrees(one.strategy),
             format_seconds(one.measured_s),
-            f"{one.error:+.0%}",
+            f"{100 * one.error:+.0f} %",
             f"{one.distance:.1f}",
         )
         for one in report.evidence[:_NEIGHBOURS]
