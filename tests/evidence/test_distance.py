@@ -51,9 +51,7 @@ def some_traits() -> st.SearchStrategy[Traits]:
 
 @given(one=some_traits(), other=some_traits())
 def test_it_is_symmetric_and_zero_for_the_same(one: Traits, other: Traits) -> None:
-    there, back = (
-        distance(here, replace(run_of(), traits=run)) for here, run in ((one, other), (other, one))
-    )
+    there, back = (distance(here, replace(run_of(), traits=run)) for here, run in ((one, other), (other, one)))
     assert there == pytest.approx(back)
     assert there >= 0.0
     assert distance(one, replace(run_of(), traits=one)) == 0.0

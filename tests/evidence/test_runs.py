@@ -13,7 +13,7 @@ import pytest
 from tests.evidence.samples import run_of
 from traincast.cluster import load_device
 from traincast.errors import FileFormatError
-from traincast.evidence import Runs, RunKind, measured_runs
+from traincast.evidence import RunKind, Runs, measured_runs
 from traincast.evidence.runs import COLUMNS, INDEX, index_bytes, read_runs
 from traincast.strategy import load_runtime, parse_strategy
 

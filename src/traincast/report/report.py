@@ -105,6 +105,9 @@ class Report(Brief):
     divides the step by what bounds it, and the time of every operator. ``evidence`` are the measured runs nearest to
     this one, ``evidence_words`` says how far away they are and what was never measured, and ``doubt`` has the share of
     each unknown in the log-width of the interval; the shares add up to 1.
+
+    It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
+    would need a property for every figure to keep both.
     """
 
     model: str
