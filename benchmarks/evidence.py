@@ -11,14 +11,21 @@ calibration. Only figures are kept: no words of the tables but the names of sour
 from __future__ import annotations
 
 import argparse
+import itertools
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.markdown import table
 from traincast.errors import TraincastError
-from traincast.evidence.runs import INDEX, Run, index_bytes, measured_runs
+from traincast.evidence.distance import distances
+from traincast.evidence.runs import INDEX, Run, Runs, index_bytes, measured_runs
 from traincast.evidence.traits import Traits, traits_of
 from traincast.files import write_bytes
 from traincast.forecast import forecast
@@ -28,6 +35,7 @@ from traincast.measured.table import completed, rows_of
 from traincast.measured.tuning import rows as finetune
 from traincast.tables import Row, RowError, text
 
+Floats = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["steps", "dp_steps", "finetune"]
 
 KINDS: Final[tuple[Kind, ...]] = ("dp_steps", "steps", "finetune")
@@ -42,6 +50,10 @@ _SETTINGS: Final = (
 """Columns by which the rows of a source are spread."""
 MOST: Final = 60
 """Most runs of one source in a table."""
+_SOURCES: Final = Path(__file__).parent / "data" / "sources.toml"
+_EDGES: Final = (0.0, 0.5, 1.0, 1.5, 2.5, np.inf)
+_PAIRS: Final = 200_000
+"""Pairs of runs that are drawn for a rank correlation."""
 _LONGEST: Final = 48
 """Characters of the longest name of a model."""
 
@@ -85,7 +97,7 @@ def read_run(kind: Kind, number: int, row: Row) -> tuple[Measured, float]:
     return (steps if kind == "steps" else dp_steps).read_run(number, row), 0.0
 
 
-def indexed(source: str, table: str, number: int, kind: Kind, row: Row) -> Run | None:
+def indexed(source: str, name: str, number: int, kind: Kind, row: Row) -> Run | None:
     """Forecast one row; ``None`` if it cannot be read or states no time."""
     try:
         run, extra = read_run(kind, number, row)
@@ -99,7 +111,7 @@ def indexed(source: str, table: str, number: int, kind: Kind, row: Row) -> Run |
         traits=_named(traits_of(run.request), row),
         measured_s=float(f"{run.seconds:.6g}"),
         predicted_s=float(f"{max(report.step_s, run.loading_s) + extra:.6g}"),
-        table=table,
+        table=name,
         row=number,
     )
 
@@ -142,13 +154,83 @@ def refreshed(data: Path) -> list[Run]:
     return found
 
 
+def by_nearest(runs: Runs, others: Runs) -> tuple[Floats, Floats]:
+    """Return for each run the distance of the nearest of ``others`` of another source, and how far errors lie apart.
+
+    Errors are logarithms of forecast over measured time.
+    """
+    errors, theirs = (np.log(of["predicted_s"] / of["measured_s"]) for of in (runs, others))
+    far, apart = np.empty(len(runs)), np.empty(len(runs))
+    for number in range(len(runs)):
+        found = distances(runs.run(number).traits, others)
+        found[others["source"] == runs["source"][number]] = np.inf
+        nearest = int(np.argmin(found))
+        far[number], apart[number] = found[nearest], abs(errors[number] - theirs[nearest])
+    return far, apart
+
+
+def rank_correlation(runs: Runs) -> float:
+    """Return Spearman's rank correlation between distance and |difference of errors|, over pairs of one kind.
+
+    Pairs are of different sources; every pair of sources has the same weight.
+    """
+    from scipy.stats import spearmanr  # type: ignore[import-untyped, unused-ignore]
+
+    errors = np.log(runs["predicted_s"] / runs["measured_s"])
+    names, source = np.unique(runs["source"], return_inverse=True)
+    pairs: list[Floats] = []
+    for number in range(len(runs)):
+        other = (source > source[number]) & (runs["kind"] == runs["kind"][number])
+        if other.any():
+            far = distances(runs.run(number).traits, runs)[other]
+            both = source[number] * len(names) + source[other]
+            pairs.append(np.stack([far, np.abs(errors[other] - errors[number]), both.astype(np.float64)]))
+    far, apart, both = np.concatenate(pairs, axis=1)
+    _, group, count = np.unique(both, return_inverse=True, return_counts=True)
+    weight = 1.0 / count[group]
+    drawn = np.random.default_rng(0).choice(len(far), _PAIRS, p=weight / weight.sum())
+    return float(spearmanr(far[drawn], apart[drawn]).statistic)
+
+
+def judged_distances(runs: Runs, others: Runs) -> str:
+    """Return a table of errors by the distance of the nearest of ``others``; sources have equal weights."""
+    errors = np.abs(np.log(runs["predicted_s"] / runs["measured_s"]))
+    far, apart = by_nearest(runs, others)
+    source, count = np.unique(runs["source"], return_inverse=True, return_counts=True)[1:]
+    weight = 1.0 / count[source]
+    lines = []
+    for low, high in itertools.pairwise(_EDGES):
+        own = (far >= low) & (far < high)
+        if own.any():
+            means = (np.expm1(np.average(of[own], weights=weight[own])) for of in (errors, apart))
+            where = f"{low:g} to {high:g}" if high < np.inf else f"above {low:g}"
+            lines.append([where, str(int(own.sum())), *(f"{mean:.0%}" for mean in means)])
+    head = ["nearest run of another source", "runs", "forecast off by", "off from its neighbour's error by"]
+    return table(head, lines)
+
+
+def _of_role(runs: Runs, role: str) -> Runs:
+    """Return the runs of sources that guide, or that judge."""
+    divided = tomllib.loads(_SOURCES.read_text(encoding="utf-8"))
+    names = [name for kind in ("steps", "dp-steps", "finetune") for name in divided[kind][role]]
+    own = np.isin(runs["source"], names)
+    return runs.of_numbers(np.flatnonzero(own).tolist())
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--refresh", action="store_true")
+    parser.add_argument("--distance", action="store_true")
     parser.add_argument("--most", type=int, default=MOST)
     given = parser.parse_args()
+    if given.distance:
+        guides, judges = (_of_role(measured_runs(), role) for role in ("guide", "judge"))
+        print(f"guide sources: rank correlation of pairs {rank_correlation(guides):.2f}\n")
+        print(judged_distances(guides, guides))
+        print(f"\njudging sources, among all runs\n\n{judged_distances(judges, measured_runs())}")
+        return
     runs = refreshed(given.data) if given.refresh else made(given.data, given.most)
     write_bytes(INDEX, index_bytes(runs))
     print(f"{len(runs)} runs of {len({run.source for run in runs})} sources, {INDEX.stat().st_size:,} bytes")

@@ -15,6 +15,7 @@ GPT: Traits = Traits(
     layers=32,
     tokens=4096,
     device="h100-sxm5-80gb",
+    vendor="nvidia",
     architecture="hopper",
     power_w=700.0,
     devices=64,

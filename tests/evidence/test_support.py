@@ -29,7 +29,7 @@ def test_a_run_beyond_a_factor_of_eight_is_not_near(name: str, up: bool) -> None
     assert the_only(support(GPT, runs=Runs.of([run_of(**{name: value})]))).supported
     found = the_only(support(GPT, runs=Runs.of([run_of(**{name: value * (1.01 if up else 0.99)})])))
     assert not found.supported
-    assert found.words == "zero=3: no measured run within a factor of 8 in parameters and devices"
+    assert found.words == "zero=3: no measured run near this one, within a factor of 8 in parameters and devices"
 
 
 def test_a_technique_taken_more_than_twice_as_far_as_measured_is_not_supported() -> None:
@@ -57,6 +57,10 @@ def test_what_nobody_measured_is_said_to_be_unmeasured() -> None:
     assert list(found) == ["zero=3", "offload=optimizer", "offload=activations"]
     assert found["offload=optimizer"].runs == 1
     assert found["offload=activations"].words == "offload=activations: no measured run has used it"
+
+
+def test_machines_of_another_vendor_do_not_support_this_one() -> None:
+    assert not the_only(support(GPT, runs=Runs.of([run_of(vendor="google")]))).supported
 
 
 def test_networks_for_images_do_not_support_language_models() -> None:

@@ -1,9 +1,9 @@
 """How far a measured run is from a request: a sum of a few terms, each with a weight that anyone can read.
 
 A ratio r of two numbers counts log₂ r times its weight, at most :data:`FARTHEST` doublings; a fact that differs counts
-its weight once. So a distance of 1 is about one doubling of the devices, or another training framework. Weights were
-chosen with guide sources alone; ``python -m benchmarks.evidence DATA --distance`` shows how the errors of two
-forecasts drift apart with the distance of their runs.
+its weight once. So 1 is another kind of model, or five doublings of the devices; tensor parallelism across nodes alone
+is 3. Weights were chosen with guide sources alone, and follow how far the errors of two forecasts lie apart if one
+fact differs. ``python -m benchmarks.evidence DATA --distance`` shows how well they do.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from traincast.strategy import Request
 
 Floats = npt.NDArray[np.float64]
 
-FARTHEST: Final = 5.0
+FARTHEST: Final = 10.0
 """Doublings beyond which a ratio no longer adds to a distance."""
 RATIOS: Final[dict[str, float]] = {
-    "active_parameters": 0.4,
-    "devices": 0.4,
+    "active_parameters": 0.2,
+    "devices": 0.2,
     "micro batch": 0.3,
-    "tokens": 0.2,
-    "power_w": 2.0,
+    "tokens": 0.1,
+    "power_w": 1.0,
 }
 """Weight of one doubling of each number; ``micro batch`` counts tokens, or samples of models without them."""
 FACTS: Final[dict[str, float]] = {
-    "kind": 4.0,
-    "architecture": 1.0,
-    "device": 0.5,
-    "runtime": 1.0,
-    "products": 1.0,
-    "zero=3": 1.0,
-    "tp": 0.5,
-    "tp across nodes": 2.0,
-    "pp": 0.5,
-    "cp": 0.5,
-    "ep": 0.5,
-    "recompute": 0.5,
-    "offload": 1.0,
+    "kind": 1.0,
+    "architecture": 0.25,
+    "device": 0.25,
+    "runtime": 0.25,
+    "products": 0.25,
+    "zero=3": 0.25,
+    "tp": 0.1,
+    "tp across nodes": 3.0,
+    "pp": 0.25,
+    "cp": 0.25,
+    "ep": 0.25,
+    "recompute": 0.1,
+    "offload": 1.5,
     "servers": 2.0,
-    "several nodes": 1.0,
+    "several nodes": 0.1,
 }
 """Weight of each fact that differs: whether a technique is used, or which device, framework or format."""
 

@@ -16,6 +16,10 @@ from traincast.strategy import Request
 
 SHOWN: Final = 5
 """Number of neighbours in a report."""
+NEAR: Final = 0.5
+"""Below this distance a run is near."""
+FAR: Final = 1.5
+"""From this distance a run is far away."""
 _EACH: Final = 2
 """Most neighbours of one source: runs of one publisher share its machine and its habits."""
 _LIKE: Final = 1.25
@@ -54,7 +58,7 @@ _NUMBERS: Final = {
 class Neighbour:
     """A measured run near a request: what was run, the seconds of a step, and the zero-shot forecast of it.
 
-    ``distance`` is that of :mod:`traincast.evidence.distance`: below 1, little differs. ``differs`` says what the run
+    ``distance`` is that of :mod:`traincast.evidence.distance`: below 0.5, little differs. ``differs`` says what the run
     has that the request has not, the largest difference first.
     """
 
@@ -97,7 +101,7 @@ def evidence_of(request: Request | Traits, *, runs: Runs | None = None, count: i
         if len(chosen) < count and taken.get(source, 0) < _EACH:
             taken[source] = taken.get(source, 0) + 1
             chosen.append(number)
-    near = Runs(columns={name: column[chosen] for name, column in runs.columns.items()})
+    near = runs.of_numbers(chosen)
     found = _terms(traits, near)
     neighbours = tuple(_neighbour(traits, near, n, float(far[i]), found) for n, i in enumerate(chosen))
     return Evidence(neighbours=neighbours, words=_words(traits, runs, neighbours))
@@ -150,10 +154,10 @@ def _difference(name: str, here: Traits, there: Traits) -> str:
         return _USES[name][0 if uses.get(name, getattr(there, name, 1) != 1) else 1]
     return {
         "kind": _KINDS[there.kind],
-        "device": there.device,
+        "device": f"{there.device} instead of {here.device}",
         "architecture": "",  # the device says it
-        "runtime": there.runtime,
-        "products": there.precision,
+        "runtime": f"{there.runtime} instead of {here.runtime}",
+        "products": f"{there.products} products instead of {here.products}",
     }[name]
 
 
@@ -212,7 +216,7 @@ def _summary(neighbours: tuple[Neighbour, ...]) -> str:
     """Return one sentence about the nearest runs: how near, and how wrong their forecasts were."""
     errors = sorted(one.error for one in neighbours)
     first = neighbours[0]
-    near = "near" if first.distance < 1.0 else "not far" if first.distance < 3.0 else "far away"
-    but = f": {', '.join(first.differs[:3])}" if first.differs else ": the same"
-    span = f"{errors[0]:+.0%}" if len(errors) == 1 else f"{errors[0]:+.0%} to {errors[-1]:+.0%}"
+    near = "near" if first.distance < NEAR else "not far" if first.distance < FAR else "far away"
+    but = f" ({', '.join(first.differs[:3])})" if first.differs else ", with the same settings"
+    span = " to ".join(f"{100 * error:+.0f} %" for error in dict.fromkeys((errors[0], errors[-1])))
     return f"the nearest measured run is {near}{but}; forecasts of the {len(errors)} nearest are off by {span}"

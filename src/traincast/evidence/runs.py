@@ -7,7 +7,7 @@ few milliseconds; nothing reads it before the first forecast that shows its evid
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -45,31 +45,48 @@ class Run:
 
 _TRAITS: Final = tuple(field.name for field in fields(Traits))
 _OWN: Final = tuple(field.name for field in fields(Run) if field.name != "traits")
+COLUMNS: Final = (*_OWN, *_TRAITS)
+"""The columns of an index."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs as columns: those of :class:`Run` and of its :class:`Traits`, by name."""
+    """Measured runs as columns: those of :class:`Run` and of its :class:`Traits`, by name.
 
-    columns: dict[str, Column]
+    A column becomes an array when it is first asked for: most forecasts need a third of them.
+    """
+
+    def __init__(self, lists: Mapping[str, Sequence[Any]]) -> None:
+        self._lists = lists
+        self._arrays: dict[str, Column] = {}
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Runs:
         """Return the columns of ``runs``."""
         rows = [{**asdict(run.traits), **{name: getattr(run, name) for name in _OWN}} for run in runs]
-        return cls(columns={name: np.array([row[name] for row in rows]) for name in (*_OWN, *_TRAITS)})
+        return cls({name: [row[name] for row in rows] for name in COLUMNS})
 
     def __len__(self) -> int:
-        return len(self.columns["source"])
+        return len(self._lists["source"])
 
     def __getitem__(self, name: str) -> Column:
-        return self.columns[name]
+        if name not in self._arrays:
+            self._arrays[name] = np.array(self._lists[name])
+        return self._arrays[name]
 
     def run(self, number: int) -> Run:
         """Return one run."""
-        row = {name: column[number].item() for name, column in self.columns.items()}
+        row = {name: column[number] for name, column in self._lists.items()}
         own = {name: row.pop(name) for name in _OWN}
         return Run(traits=Traits(**row), **own)
+
+    def of_numbers(self, numbers: Iterable[int]) -> Runs:
+        """Return the runs with these numbers, in this order."""
+        chosen = list(numbers)
+        return Runs({name: [column[number] for number in chosen] for name, column in self._lists.items()})
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return the columns as plain lists, for JSON."""
+        return {name: list(column) for name, column in self._lists.items()}
 
 
 @cache
@@ -85,13 +102,12 @@ def read_runs(path: Path) -> Runs:
         lists = found["columns"] if found["format"] == FORMAT else {}
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise FileFormatError(f"{path} is not an index of measured runs: {error}") from error
-    missing = [name for name in (*_OWN, *_TRAITS) if name not in lists]
+    missing = [name for name in COLUMNS if name not in lists]
     if missing:
         raise FileFormatError(f"{path} is not an index of measured runs of format {FORMAT}: it lacks {missing[0]}")
-    return Runs(columns={name: np.array(lists[name]) for name in (*_OWN, *_TRAITS)})
+    return Runs({name: lists[name] for name in COLUMNS})
 
 
 def index_bytes(runs: Sequence[Run]) -> bytes:
     """Return the file of an index; the same runs give the same bytes."""
-    columns = {name: column.tolist() for name, column in Runs.of(runs).columns.items()}
-    return gzip.compress(msgspec.json.encode({"format": FORMAT, "columns": columns}), mtime=0)
+    return gzip.compress(msgspec.json.encode({"format": FORMAT, "columns": Runs.of(runs).to_dict()}), mtime=0)

@@ -1,8 +1,9 @@
 """Which techniques of a strategy were used by measured runs like this one.
 
-A run is near if its parameters and its devices are within a factor of :data:`NEAR`, and if both models read images or
-neither does. A technique is supported by a near run that used it at half the size or more: ZeRO-3 over 512 replicas by
-a run over 256, context parallelism that leaves 1,024 tokens to a rank by one that left 2,048.
+A run is near if its parameters and its devices are within a factor of :data:`NEAR`, if its devices are of the same
+vendor, and if both models read images or neither does. A technique is supported by a near run that used it at half the
+size or more: ZeRO-3 over 512 replicas by a run over 256, context parallelism that leaves 1,024 tokens to a rank by one
+that left 2,048.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def _get(traits: Traits) -> Get:
 
 
 def near_runs(traits: Traits, runs: Runs) -> npt.NDArray[np.bool_]:
-    """Return which runs are near: of a like kind, and within a factor in parameters and devices."""
+    """Return which runs are near: of a like kind and the same vendor, within a factor in parameters and devices."""
     found: npt.NDArray[np.bool_] = (runs["kind"] == "images") == (traits.kind == "images")
+    found = found & (runs["vendor"] == traits.vendor)
     for name in ("parameters", "devices"):
         ratio = np.log(runs[name] / getattr(traits, name))
         found = found & (np.abs(ratio) <= np.log(NEAR) + 1e-9)
@@ -129,7 +131,7 @@ def _one(name: str, technique: Technique, traits: Traits, runs: Runs, near: npt.
     if not used.any():
         words = f"{name}: no measured run has used it"
     elif not (used & near).any():
-        words = f"{name}: no measured run within a factor of {NEAR:g} in parameters and devices"
+        words = f"{name}: no measured run near this one, within a factor of {NEAR:g} in parameters and devices"
     else:
         assert size is not None
         most = float(sizes[used & near].max())

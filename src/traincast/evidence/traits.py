@@ -36,6 +36,7 @@ class Traits:
     layers: int
     tokens: int
     device: str
+    vendor: str
     architecture: str
     power_w: float
     devices: int
@@ -75,6 +76,7 @@ def traits_of(request: Request) -> Traits:
         layers=layers,
         tokens=graph.tokens_per_sample,
         device=cluster.device.name,
+        vendor=cluster.device.vendor,
         architecture=cluster.device.architecture,
         power_w=cluster.device.tdp_w,
         devices=cluster.num_devices,

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from traincast.report import Report
 
 _CHART_WIDTH = 64
+_SMALL = 0.05
+"""Share of the doubt below which a cause is not printed; the JSON has all of them."""
+_NEIGHBOURS = 3
+"""Number of measured runs shown beside a forecast; the JSON has all of them."""
 
 
 Row: TypeAlias = tuple[str, str, str]
@@ -34,13 +38,14 @@ def show(report: Report, *, memory: bool, explain: bool) -> None:
         out.print(f"chosen: {report.choice}", highlight=False)
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
-    details = [*_sources(report), _split(report), *_demand(report)]
+    details = [*_sources(report), _split(report), *_doubt(report), *_demand(report)]
     _show_figures([_pace(report), _parts(report), _memory(report), details, _job(report)])
     _show_stages(report)
     _show_waits(report)
     if memory:
         _show_memory(report)
     _show_path(report)
+    _show_evidence(report)
     print_warnings(report.warnings, explain=explain)
 
 
@@ -104,6 +109,12 @@ def _split(report: Report) -> Row:
         if seconds >= 0.0005 * report.step_s
     ]
     return "bound by", said[0], ", ".join(said[1:])
+
+
+def _doubt(report: Report) -> list[Row]:
+    """Return the row that says what makes the interval as wide as it is, the largest cause first."""
+    said = [f"{share:.0%} {name.replace('_', ' ')}" for name, share in report.doubt.items() if share >= _SMALL]
+    return [("doubt from", said[0], ", ".join(said[1:]))] if said else []
 
 
 def _memory(report: Report) -> list[Row]:
@@ -248,6 +259,32 @@ def _show_path(report: Report) -> None:
     for entry in report.critical_path[:8]:
         table.add_row(entry.label, format_seconds(entry.seconds), f"{entry.share:.1%}")
     console().print(table)
+
+
+def _show_evidence(report: Report) -> None:
+    """Print the nearest measured runs, and one sentence for each thing that no measured run has done."""
+    if not report.evidence:
+        return
+    rows = [
+        (
+            one.source,
+            f"{one.model} on {one.devices:,} {one.device}",
+            _degrees(one.strategy),
+            format_seconds(one.measured_s),
+            f"{100 * one.error:+.0f} %",
+            f"{one.distance:.1f}",
+        )
+        for one in report.evidence[:_NEIGHBOURS]
+    ]
+    columns = ("source", "run", "strategy", "measured", "forecast off by", "distance")
+    print_table("nearest measured runs", columns, rows, right=(3, 4, 5))
+    for sentence in report.evidence_words:
+        console().print(sentence, highlight=False)
+
+
+def _degrees(strategy: str) -> str:
+    """Return a strategy without its microbatches and its schedule, which a reader compares last."""
+    return ",".join(part for part in strategy.split(",") if not part.startswith(("num_microbatches=", "schedule=")))
 
 
 def _bar(share: float, width: int = 24) -> str:
