@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from traincast.ask import Ask, Option, verb
+from traincast.ask import Ask, Live, Option, Seed, Training, declared, option_of, verb
 from traincast.brief import Brief, BriefTable
+from traincast.engines import Engine
 from traincast.errors import TraincastError
 from traincast.forecast import Forecast, forecast
 from traincast.report.job import price_per_s
 from traincast.report.outlook import CARRIED_OVER, COMPOSED
 from traincast.resolve import cost_model_of, resolve
-from traincast.searching.answer import Candidate
 from traincast.searching.ask import SearchAsk
 from traincast.searching.doubts import Doubts, lacking
 from traincast.searching.page import cluster_word
 from traincast.searching.search import search
-from traincast.searching.sureness import spreads
+from traincast.searching.sureness import REPEATS, spreads
 from traincast.searching.worlds import Effects, Seen, Step, Worlds, step_of
 from traincast.strategy import Request, Strategy
 from traincast.units import format_money
@@ -53,8 +53,8 @@ _RUNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextAsk(SearchAsk):
-    """What ``next`` is asked: what a search is asked, and the strategy if it is chosen already."""
+class NextAsk(Training):
+    """What ``next`` is asked: a training, and its strategy if that is chosen already."""
 
     strategy: Annotated[
         str | Strategy | None,
@@ -63,6 +63,11 @@ class NextAsk(SearchAsk):
             "dp=8,tp=4,…",
         ),
     ] = None
+    constraint: Annotated[str, option_of(SearchAsk, "constraint")] = ""
+    searcher: Annotated[str, option_of(SearchAsk, "searcher")] = "auto"
+    seed: Annotated[Seed, Option("Seed of the random numbers. Annealing and the draws of worlds use it.", "N")] = 0
+    engine: Annotated[Engine | None, Live(), option_of(SearchAsk, "engine")] = None
+    progress: Annotated[Callable[[int, int], None] | None, Live(), option_of(SearchAsk, "progress")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,18 +193,28 @@ def _doubt(worlds: Worlds, about: About, seen: Sequence[Seen] = ()) -> float:
 
 def _given(ask: NextAsk) -> Forecast:
     """Return the forecast of the strategy that is asked about."""
-    plain = {name: getattr(ask, name) for name in Ask.__dataclass_fields__ if hasattr(ask, name)}
-    found = resolve(Ask(**plain))
+    found = resolve(Ask(**_training(ask), strategy=ask.strategy))
     return forecast(found.request, cost_model=cost_model_of(ask))
 
 
 def _found(ask: NextAsk) -> list[Forecast]:
     """Return forecasts of the strategies that a search cannot tell apart from the best, the best first."""
-    given = {name: getattr(ask, name) for name in SearchAsk.__dataclass_fields__}
-    answer = search(SearchAsk(**given | {"top": max(ask.top, _CONTENDERS)}))
-    here = answer.best.request.cluster
-    chosen: list[Candidate] = [c for c in answer.candidates if c.request.cluster == here][:_CONTENDERS]
-    return [forecast(c.request, cost_model=cost_model_of(ask)) for c in chosen]
+    answer = search(
+        SearchAsk(
+            **_training(ask),
+            constraint=ask.constraint,
+            searcher=ask.searcher,
+            seed=ask.seed,
+            engine=ask.engine,
+            progress=ask.progress,
+            top=_CONTENDERS,
+        )
+    )
+    return [forecast(c.request, cost_model=cost_model_of(ask)) for c in answer.candidates]
+
+
+def _training(ask: NextAsk) -> dict[str, Any]:
+    return {one.name: getattr(ask, one.name) for one in declared(Training)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +268,7 @@ def _ideas(made: Sequence[Forecast], steps: Sequence[Step], ask: NextAsk) -> Ite
                 seconds=_EVENTS_S,
                 commands=words.events(each.request, nodes),
             ),
-            (Seen(effects=_apart(step.effects), noise=math.log(high / low) / _NINETY),),
+            (Seen(effects=_without(step.effects, "scaling", "repeats"), noise=math.log(high / low) / _NINETY),),
         )
         yield from _runs(each, words)
 
@@ -263,9 +278,9 @@ def _one(name: tuple[str, ...]) -> float:
     return max(spreads().get(name[0], 1.0), 1e-3)
 
 
-def _apart(effects: Effects) -> Effects:
-    """Return the effects that single works show: those of many devices together, and of repeats, are not among them."""
-    return {name: effect for name, effect in effects.items() if name[0] not in ("scaling", "repeats")}
+def _without(effects: Effects, *kinds: str) -> Effects:
+    """Return the effects that a measurement shows: single works do not show scale, and no run repeats itself."""
+    return {name: effect for name, effect in effects.items() if name[0] not in kinds}
 
 
 def _runs(made: Forecast, words: _Words) -> Iterator[_Idea]:
@@ -282,7 +297,7 @@ def _runs(made: Forecast, words: _Words) -> Iterator[_Idea]:
         what = f"{_STEPS} steps of {s} on {nodes} node{'s' if nodes > 1 else ''}"
         yield _Idea(
             _measurement("run", what, each.request, nodes=nodes, seconds=seconds, commands=words.run(each.request)),
-            (Seen(effects=effects, noise=1e-6),),
+            (Seen(effects=_without(effects, "repeats"), noise=REPEATS),),
         )
 
 
