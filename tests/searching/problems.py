@@ -10,7 +10,9 @@ import numpy as np
 
 from tests.conftest import AnalyticalCostModel, CostModel, devices, graph_of
 from traincast import Cluster, Request, Strategy, load_cluster, load_runtime
+from traincast.ask import Ask
 from traincast.forecast import estimates_of
+from traincast.resolve import resolve
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.bulk.family import EvaluatedFamily
@@ -87,6 +89,12 @@ def evaluated(bulk: Bulk, family: Family) -> EvaluatedFamily | None:
         bulk.enter(entry)
         bulk.run([entry])
     return entry
+
+
+def asked(strategy: str, *, model: str, cluster: str, batch: int) -> Request:
+    """The request of a model of the zoo, or of a made one, on a cluster of the catalog."""
+    ask = Ask(model, cluster=cluster, global_batch=batch, strategy=strategy, runtime="megatron", use_cache=True)
+    return resolve(ask).request
 
 
 def solved(problem: Problem, *, best_s: float = math.inf) -> StrategyColumns:

@@ -55,9 +55,9 @@ function evidence(element, data, say) {
   if (data.objective === "memory") return;
   const { best, fastest } = data, missing = (c) => c.evidence.filter((e) => e.words).map((e) => e.words).join("; ");
   if (best.marked) say("Without evidence: " + missing(best) + ". It comes first all the same: " + data.reason + ".");
-  else if (best.evidence.length) say("Measured runs near this one have used every technique of it.");
+  else if (best.evidence.length) say("Every technique of it was used by measured runs near this one.");
   if (fastest.marked && fastest.strategy !== best.strategy) add(say("The fastest forecast of all is "), code(fastest.strategy), ": " + seconds(fastest.step_s) + ", expected " + seconds(fastest.step_s * fastest.expected)
-    + ", because no measured run near this one has used some of it. " + missing(fastest) + ".");
+    + ". Without evidence: " + missing(fastest) + ".");
 }
 const share = (value) => (100 * value).toFixed(1) + " %";
 function numbers(parent, data) {
