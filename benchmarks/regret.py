@@ -4,7 +4,7 @@
 
 DATA is a folder with ``steps.parquet`` and, if they exist, ``steps_more.parquet`` and ``third/steps.parquet``. Wherever
 a source measured five or more strategies of one model on the same devices with the same batch, these are forecast
-without calibration, and one is picked: that with the shortest forecast (plain), or that with the least expected regret
+without calibration, and one is picked: that with the shortest forecast (plain), or that with the least median regret
 in common draws (robust), or others for comparison. The regret of a pick is how much longer it took than the best one.
 A source's own runs are no evidence for its techniques. Sources that may guide choices and those that only judge are
 told apart. Prints Markdown; with ``--write`` the table in docs/search.md is replaced.
@@ -31,7 +31,7 @@ from traincast.evidence.support import TECHNIQUES
 from traincast.forecast import Forecast, forecast
 from traincast.measured import Measured, steps
 from traincast.measured.calibrations import without_calibration
-from traincast.searching.sureness import drawn_seconds, regrets
+from traincast.searching.sureness import drawn_seconds, median_regrets, regrets
 from traincast.tables import RowError, read_rows, text
 
 Floats = npt.NDArray[np.float64]
@@ -164,7 +164,8 @@ def _high(group: Group) -> Floats:
 
 PICKS: Final[dict[str, Callable[[Group], Floats]]] = {
     "plain: shortest forecast": lambda group: group.forecast,
-    "robust: least expected regret": lambda group: regrets(group.drawn),
+    "robust: least median regret": lambda group: median_regrets(group.drawn),
+    "least expected regret": lambda group: regrets(group.drawn),
     "least 90th percentile of regret": _high,
     "least expected time": lambda group: group.drawn.mean(axis=0),
 }

@@ -25,7 +25,7 @@ from traincast.searching.doubts import EXPECTED, Doubts, lacking
 from traincast.searching.odds import Odds, odds
 from traincast.searching.problem import Limits
 from traincast.searching.space import AXES
-from traincast.searching.sureness import chances, drawn_seconds, ratios, regrets, ties
+from traincast.searching.sureness import chances, drawn_seconds, median_regrets, ratios, regrets, ties
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy
 from traincast.strategy.choose import expert_groups
 
@@ -338,10 +338,10 @@ class Ranking:
     def _ordered(self, drawn: Sequence[Candidate], seconds: Floats) -> tuple[list[int], str]:
         """Return the order of candidates, and why the first has a technique without evidence, if it has one.
 
-        They are in the order of the expected objective, or of their regret if the objective is ``robust``. The best of
+        They are in the order of the expected objective, or of their median regret if the objective is ``robust``. The best of
         those with evidence comes first unless another beats it in nearly all draws.
         """
-        keys = regrets(seconds).tolist() if self.objective == "robust" else [self.objective_of(c) for c in drawn]
+        keys = median_regrets(seconds).tolist() if self.objective == "robust" else [self.objective_of(c) for c in drawn]
         order = sorted(range(len(drawn)), key=lambda n: (keys[n], n))
         evident = next((n for n in order if not drawn[n].marked), None)
         if evident is None:
