@@ -312,7 +312,7 @@ def test_progress_counts_up_to_all_parts() -> None:
     assert bounded[-1][0] <= bounded[-1][1]
 
 
-@pytest.mark.long(guard="test_the_best_is_the_fastest_of_all_that_fit")
+@pytest.mark.long(guard="test_the_fastest_of_all_that_fit_is_named_and_the_rest_is_in_the_order_of_expected_times")
 def test_a_cnn_and_experts_are_searched_too() -> None:
     cnn = found(CNN, cluster=devices(4), runtime="pytorch", constraint="recompute=none|full,offload=none")
     assert cnn.best.report.step_s > 0
@@ -320,7 +320,7 @@ def test_a_cnn_and_experts_are_searched_too() -> None:
     assert {int(ep) for ep in moe.columns.ep} == {1, 2, 4, 8}
 
 
-@pytest.mark.long(guard="test_the_best_is_the_fastest_of_all_that_fit")
+@pytest.mark.long(guard="test_the_fastest_of_all_that_fit_is_named_and_the_rest_is_in_the_order_of_expected_times")
 def test_unlike_nodes_are_searched() -> None:
     answer = found(cluster="dgx-a100:1+dgx-h100:1", constraint=f"{FEW},zero=1,schedule=1f1b")
     assert answer.best.report.num_devices == 16

@@ -338,8 +338,8 @@ class Ranking:
     def _ordered(self, drawn: Sequence[Candidate], seconds: Floats) -> tuple[list[int], str]:
         """Return the order of candidates, and why the first has a technique without evidence, if it has one.
 
-        They are in the order of the expected objective, or of their median regret if the objective is ``robust``. The best of
-        those with evidence comes first unless another beats it in nearly all draws.
+        They are in the order of the expected objective, or of their median regret if the objective is
+        ``robust``. The best of those with evidence comes first unless another beats it in nearly all draws.
         """
         keys = median_regrets(seconds).tolist() if self.objective == "robust" else [self.objective_of(c) for c in drawn]
         order = sorted(range(len(drawn)), key=lambda n: (keys[n], n))

@@ -35,11 +35,11 @@ Unknown: TypeAlias = tuple[str, ...]
 Effects: TypeAlias = Mapping[Unknown, float]
 """How much one standard deviation of each unknown changes the logarithm of a time."""
 
-OWN: Final = 0.05
-"""Standard deviation of the error that belongs to one strategy alone, as a share of its time.
+OWN: Final = 0.075
+"""Standard deviation of the error (logarithm) that belongs to one strategy alone.
 
-Runs of one model on the same devices differ from their common error by 0.08 in the median guide; meshes and repeats
-make up the rest.
+Runs of one model on the same devices differ from their common error by 0.076 in the median of the sources that may
+guide choices; with it, the doubt said to be left after one and three runs is what is left (``benchmarks.doubt_left``).
 """
 DRAWN: Final = 4096
 """Number of worlds in which a decision is judged."""
