@@ -152,7 +152,9 @@ def test_a_time_that_is_known_cuts_more_and_loses_nothing() -> None:
     assert joined(parts).seconds.min() == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.long(guard="searching/test_search.py::test_the_fastest_of_all_that_fit_is_named_and_the_rest_is_in_the_order_of_expected_times")
+@pytest.mark.long(
+    guard="searching/test_search.py::test_the_fastest_of_all_that_fit_is_named_and_the_rest_is_in_the_order_of_expected_times"
+)
 def test_counts_add_up() -> None:
     problem, columns = exhausted(WITHIN[1])
     bulk, counts = bulk_of(problem), SpaceCounts()

@@ -77,12 +77,13 @@ def test_a_step_is_as_unknown_as_its_interval_says() -> None:
 def test_a_calibrated_cluster_is_unknown_by_what_its_calibration_leaves() -> None:
     one = made("dp=8", cluster="h100-sxm5-80gb-nanotron-ultrascale:1")
     kinds = {name[0] for name in step_of(one).effects}
-    assert kinds <= {"own", "calibrated", "repeats"}
+    assert kinds <= {"run", "calibrated", "repeats"}
 
 
 def test_the_doubt_that_a_run_leaves_is_what_drawn_worlds_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of drawn worlds on one node tell about a step on two what the conditioned worlds say, within a fifth."""
     monkeypatch.setattr(worlds, "OWN", 0.0)  # draws give a strategy no error of its own but that of repeats
+    monkeypatch.setattr(worlds, "RUN", 0.0)
     small, large = made("dp=4,tp=2", batch=16, cluster="dgx-a100:1"), made("dp=8,tp=2")
     draws = Draws(800, 0)
     y, x = np.log(draws.seconds(large)), np.log(draws.seconds(small))

@@ -35,11 +35,13 @@ Unknown: TypeAlias = tuple[str, ...]
 Effects: TypeAlias = Mapping[Unknown, float]
 """How much one standard deviation of each unknown changes the logarithm of a time."""
 
-OWN: Final = 0.075
-"""Standard deviation of the error (logarithm) that belongs to one strategy alone.
+OWN: Final = 0.045
+"""Standard deviation of the error (logarithm) that belongs to one strategy, whatever the number of its replicas."""
+RUN: Final = 0.06
+"""Standard deviation of the error that belongs to one strategy at one scale.
 
 Runs of one model on the same devices differ from their common error by 0.076 in the median of the sources that may
-guide choices; with it, the doubt said to be left after one and three runs is what is left (``benchmarks.doubt_left``).
+guide choices. ``benchmarks.doubt_left`` compares the doubt that follows from both with measured runs.
 """
 DRAWN: Final = 4096
 """Number of worlds in which a decision is judged."""
@@ -86,7 +88,7 @@ def step_of(made: Forecast, without: Sequence[str] = ()) -> Step:
         calibration = request.cluster.calibration
         inside = min(whole, max(REPEATS, math.log(calibration.high / calibration.low) / _NINETY))
         rest = math.sqrt(max(0.0, whole**2 - inside**2))
-        found = {("own", _kind(made)): inside, ("calibrated", request.cluster.name): rest}
+        found = {("run", _scale(made)): inside, ("calibrated", request.cluster.name): rest}
         median = math.log(report.step_s)
     for name in without:
         own["technique", name] = TECHNIQUE * _HALF
@@ -102,6 +104,12 @@ def _kind(made: Forecast) -> str:
         f"tp={s.tp} cp={s.cp} pp={s.pp} ep={s.ep} {s.schedule} {s.virtual_stages} {micro:g} {s.zero} {s.recompute} "
         f"{s.recompute_every} {s.offload} {s.sequence_parallel}"
     )
+
+
+def _scale(made: Forecast) -> str:
+    """Return what only repeats of one run share."""
+    request = made.request
+    return f"{request.strategy.complete_text} {request.global_batch} {request.graph.tokens_per_sample}"
 
 
 def _uncalibrated(made: Forecast, whole: float) -> dict[Unknown, float]:
@@ -123,6 +131,7 @@ def _uncalibrated(made: Forecast, whole: float) -> dict[Unknown, float]:
     found["scaling",] = DOUBLING * doublings * _HALF
     found["mesh", f"tp={s.tp},cp={s.cp},pp={s.pp},ep={s.ep}"] = MESH
     found["own", _kind(made)] = OWN
+    found["run", _scale(made)] = RUN
     known = math.sqrt(sum(effect**2 for effect in found.values()))
     if known > whole:  # the works were measured here: the interval is narrower than that of other clusters
         return {name: effect * whole / known for name, effect in found.items()}
