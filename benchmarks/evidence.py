@@ -15,12 +15,12 @@ import itertools
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from benchmarks.markdown import table
 from traincast.errors import TraincastError
