@@ -15,11 +15,9 @@ from typing import TypeAlias
 from traincast.ask import MAX_BATCH, Ask, Conditions, JobSettings, Training
 from traincast.cluster import Cluster, assumed_nodes, load_cluster
 from traincast.errors import RequestError, expect
-from traincast.estimate import CostModel, EventsCostModel, learned_cost_model
-from traincast.estimate.events.model import read_events
+from traincast.estimate import CostModel, learned_cost_model
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import (
     Request,
     Runtime,
@@ -55,9 +53,9 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     fits. ``allow_code`` says whether the ask may name a model or a schedule that is Python code.
     """
     _check(ask)
-    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize)
+    tuned = _tuning(ask)
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
-    graph = fine_tuned(_graph(ask, allow_code=allow_code), tuning)
+    graph = tuned(_graph(ask, allow_code=allow_code))
     if isinstance(ask.optimizer, str):
         graph = graph.with_optimizer(ask.optimizer)
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
@@ -90,6 +88,8 @@ def cost_model_of(ask: Training) -> CostModel | None:
     learned = learned_cost_model([Path(path) for path in ask.bundle]) if ask.bundle or ask.events else None
     if ask.events is None or learned is None:
         return learned
+    from traincast.estimate.events.model import EventsCostModel, read_events
+
     return EventsCostModel(read_events(ask.events), learned)
 
 
@@ -110,6 +110,16 @@ def _check(ask: Training) -> None:
     expect("cluster", ask.cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
     expect("seq", ask.seq, (int, type(None)), "a whole number of tokens")
     expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
+
+
+def _tuning(ask: Training) -> Callable[[OperatorGraph], OperatorGraph]:
+    """Return what makes a graph that of the fine-tuning of ``ask``; refuse words that describe none."""
+    if ask.lora is None and not ask.freeze and ask.quantize is None:
+        return lambda graph: graph
+    from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
+
+    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize)
+    return lambda graph: fine_tuned(graph, tuning)
 
 
 def _graph(ask: Training, *, allow_code: bool) -> OperatorGraph:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from traincast.ask import JobSettings, verb
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.estimate import CostModel, EventsCostModel
+from traincast.estimate import CostModel, MeasuredCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
 from traincast.forecast import Forecast
 from traincast.graph import Operator
@@ -66,7 +66,7 @@ def search(ask: SearchAsk) -> Answer:
     cost_model = cost_model_of(ask)
     found = [resolve(replace(ask, cluster=place)) for place in clusters_to_try(ask.cluster, ask.nodes, ask.devices)]
     requests = [each.request for each in found]
-    if isinstance(cost_model, EventsCostModel):
+    if isinstance(cost_model, MeasuredCostModel):
         requests = [replace(request, cluster=cost_model.on(request.cluster)) for request in requests]
     check_possible(cost_model, [request.cluster for request in requests])
     num_steps = steps_of(requests[0].graph, ask.global_batch, tokens=ask.tokens, samples=ask.samples, steps=ask.steps)

@@ -11,7 +11,7 @@ from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table, say_left_out
 
 if TYPE_CHECKING:
-    from traincast.resources.inspector.targets import FigureScore
+    from traincast.fitting.inspector.scores import FigureScore
 
 
 @click.command(name="resources", epilog=options.example("fit resources runs.csv -o mine.inspector --epochs 40"))
@@ -73,9 +73,9 @@ def fit_resources(
 
     `traincast resources simulate` makes a table of simulated runs; the page on the inspector lists the columns.
     """
+    from traincast.estimate.inspector.grouping import Grouping
     from traincast.fitting.inspector.fit import fit_resources as fit
     from traincast.fitting.inspector.train import InspectorTraining
-    from traincast.resources.inspector.grouping import Grouping
 
     asked = {"method": grouping, "groups": groups, "factor": factor}
     chosen = {name: value for name, value in asked.items() if value is not None}

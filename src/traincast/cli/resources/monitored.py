@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.resource_use import RESOURCES
 from traincast.files import check_outputs, write_text
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import RESOURCES
 
 if TYPE_CHECKING:
     from traincast.profiling.monitor.sample import Monitored

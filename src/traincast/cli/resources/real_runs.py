@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
 from traincast.resources.comparing import ResourceComparison, compared, compared_figures
 from traincast.resources.curves import Curves
 from traincast.resources.forecasting import forecast_curves

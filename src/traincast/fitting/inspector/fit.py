@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +14,19 @@ import numpy as np
 
 from traincast.errors import RequestError, TraincastError
 from traincast.estimate.bundle import check_output
+from traincast.estimate.inspector.amounts import Amounts, Floats, amounts_of
+from traincast.estimate.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
+from traincast.estimate.inspector.communities import Ints
+from traincast.estimate.inspector.evaluate import InspectorShape, TrainedInspector
+from traincast.estimate.inspector.features import inputs_of
+from traincast.estimate.inspector.grouping import Grouping
+from traincast.estimate.inspector.targets import TARGETS
 from traincast.fitting.inspector.rivals import mean_rival, trees_rival
 from traincast.fitting.inspector.runs import ObservedRun, read_runs
+from traincast.fitting.inspector.scores import FigureScore, by_resource, score, spread, uses_of_runs
 from traincast.fitting.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, train
 from traincast.graph.zoo import card
-from traincast.resources.inspector.amounts import Floats, amounts_of, type_weights
-from traincast.resources.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
-from traincast.resources.inspector.communities import Ints
-from traincast.resources.inspector.evaluate import InspectorShape, TrainedInspector
-from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, inputs_of
-from traincast.resources.inspector.grouping import Grouping, batches_by_size
-from traincast.resources.inspector.targets import TARGETS, FigureScore, by_resource, score, spread, uses_of_runs
+from traincast.resources.inspected import setting_of
 
 Split = Literal["models", "settings", "runs"]
 
@@ -31,6 +34,16 @@ Split = Literal["models", "settings", "runs"]
 def types_of(runs: Sequence[ObservedRun]) -> dict[str, float]:
     """Return the weights of the types of operators in the graphs of ``runs``, each graph counted once."""
     return type_weights({id(run.request.graph): amounts_of(run.request.graph) for run in runs}.values())
+
+
+def type_weights(graphs: Iterable[Amounts]) -> dict[str, float]:
+    """Return the weight of each type of operator: minus the logarithm (base 10) of its share in all ``graphs``."""
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        for kind, count in zip(graph.kind, graph.count.tolist(), strict=True):
+            total[kind] += int(count)
+    every = sum(total.values())
+    return {kind: round(float(-np.log10(count / every)), 6) for kind, count in sorted(total.items())}
 
 
 def examples_of(
@@ -45,11 +58,17 @@ def examples_of(
             groups[row] = number
     return RunExamples(
         inputs=[
-            inputs_of(run.request, grouping=grouping, weights=types, groups=number)
+            inputs_of(run.request.graph, setting_of(run.request), grouping=grouping, weights=types, groups=number)
             for run, number in zip(runs, groups, strict=True)
         ],
         uses=uses_of_runs([run.uses for run in runs]),
     )
+
+
+def batches_by_size(sizes: Sequence[int], batch: int) -> list[Ints]:
+    """Return the numbers of the graphs of each batch: sorted by size, so that graphs of a batch are alike."""
+    order = np.argsort(np.asarray(sizes), kind="stable").astype(np.int64)
+    return [order[i : i + batch] for i in range(0, len(order), batch)]
 
 
 def family_of(model: str) -> str:
@@ -176,11 +195,6 @@ def predictions(network: TrainedInspector, examples: RunExamples) -> tuple[Float
     said = [network(one) for one in examples.inputs]
     patterns = np.stack([pattern for _, pattern in said])
     return np.stack([values for values, _ in said]), float((patterns == examples.uses.pattern).mean())
-
-
-def default_shape(**changes: Any) -> InspectorShape:
-    """Return the usual shape of an inspector, with ``changes`` of its fields."""
-    return replace(InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES)), **changes)
 
 
 def _data(tables: Sequence[str | Path], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:

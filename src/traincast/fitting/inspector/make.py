@@ -16,11 +16,11 @@ import numpy as np
 
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, TraincastError
+from traincast.estimate.resource_use import ResourceUse
 from traincast.fitting.inspector.runs import request_of, use_columns, write_runs
 from traincast.forecast import forecast
 from traincast.graph.zoo import card, names
 from traincast.journal import Journal, key_of
-from traincast.resources.bursts import ResourceUse
 from traincast.resources.curves import uses_of
 from traincast.resources.forecasting import forecast_curves
 from traincast.strategy import Request

@@ -35,12 +35,12 @@ from traincast.ask import Ask
 from traincast.cluster import Cluster, load_cluster, load_device
 from traincast.cluster.hardware import Link
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.inspector.targets import PATTERNS
+from traincast.estimate.resource_use import FIGURES, RESOURCES, Pattern, ResourceUse
 from traincast.files import write_bytes
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
 from traincast.resolve import resolve
-from traincast.resources.bursts import FIGURES, RESOURCES, Pattern, ResourceUse
-from traincast.resources.inspector.targets import PATTERNS
 from traincast.strategy import Request, parse_strategy
 from traincast.tables import figure, read_rows, text, whole
 
