@@ -73,12 +73,23 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     choice = None
     if isinstance(ask, Ask):
         if ask.strategy is not None:
-            request = replace(request, strategy=_strategy(ask.strategy, request, ask, allow_code=allow_code))
+            request = replace(request, strategy=_strategy(request, ask, allow_code=allow_code))
         elif chooser is not None:
             choice = chooser(request)
             request = replace(request, strategy=replace(choice.strategy, shard_rules=ask.shard_rules))
     assumed = (*assumed_runtime(ask.runtime, request), *assumed_nodes(cluster))
     return Resolved(request=request, assumed=assumed, choice=choice)
+
+
+def stated_strategy(ask: Ask) -> Strategy:
+    """Return the strategy that ``ask`` states, before its model and cluster are known; by default, that of one rank.
+
+    A number of microbatches that the words leave out is 1 here; :func:`resolve` chooses it.
+    """
+    stated = Strategy() if ask.strategy is None else ask.strategy
+    if not isinstance(stated, Strategy):
+        stated = parse_strategy(stated, global_batch=ask.global_batch)
+    return replace(stated, shard_rules=ask.shard_rules) if ask.shard_rules else stated
 
 
 def cost_model_of(ask: Training) -> CostModel | None:
@@ -129,12 +140,12 @@ def _graph(ask: Training, *, allow_code: bool) -> OperatorGraph:
     return load_model(ask.model, inputs, seq=ask.seq, use_cache=ask.use_cache, allow_code=allow_code)
 
 
-def _strategy(given: str | Strategy, request: Request, ask: Ask, *, allow_code: bool) -> Strategy:
-    if isinstance(given, Strategy):
-        return replace(given, shard_rules=ask.shard_rules) if ask.shard_rules else given
-    parsed = replace(parse_strategy(given, global_batch=request.global_batch), shard_rules=ask.shard_rules)
-    check_schedule_of_data(parsed.schedule, allow_code=allow_code)
-    if says_micro_batch(given):
-        return parsed
-    chosen = choose_micro_batch(for_workers(replace(request, strategy=parsed)))
-    return replace(parsed, num_microbatches=chosen.num_microbatches)
+def _strategy(request: Request, ask: Ask, *, allow_code: bool) -> Strategy:
+    stated = stated_strategy(ask)
+    if not isinstance(ask.strategy, str):  # a Strategy, which states everything
+        return stated
+    check_schedule_of_data(stated.schedule, allow_code=allow_code)
+    if says_micro_batch(ask.strategy):
+        return stated
+    chosen = choose_micro_batch(for_workers(replace(request, strategy=stated)))
+    return replace(stated, num_microbatches=chosen.num_microbatches)

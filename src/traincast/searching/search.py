@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.ask import JobSettings, verb
+from traincast.ask import JobSettings, Progress, verb
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel, MeasuredCostModel
@@ -23,7 +23,7 @@ from traincast.report.job import steps_of
 from traincast.resolve import cost_model_of, resolve
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
-from traincast.searching.ask import CONFIDENCE, OBJECTIVES, Objective, Progress, SearchAsk
+from traincast.searching.ask import CONFIDENCE, OBJECTIVES, Objective, SearchAsk
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
@@ -76,7 +76,7 @@ def search(ask: SearchAsk) -> Answer:
     means = _Means(
         searcher=ask.searcher,
         engine=ask.engine or local_engine(),
-        resume=ask.resume,
+        resume=None if ask.resume is None else Path(ask.resume),
         progress=ask.progress,
         seed=ask.seed,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,7 +96,7 @@ def save_inspector(path: Path, model: InspectorModel, *, data: Mapping[str, Any]
     save_bundle(path, card, arrays)
 
 
-def inspector_path(name: str | Path) -> Path:
+def inspector_path(name: str | os.PathLike[str]) -> Path:
     """Return the folder of an inspector; the name ``shipped`` means the one that comes with Traincast."""
     return SHIPPED / KIND if str(name) == "shipped" else Path(name)
 

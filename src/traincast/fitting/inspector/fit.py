@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from traincast.ask import File, verb
 from traincast.errors import RequestError, TraincastError
 from traincast.estimate.bundle import check_output
 from traincast.estimate.inspector.amounts import Amounts, Floats, amounts_of
 from traincast.estimate.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
 from traincast.estimate.inspector.communities import Ints
-from traincast.estimate.inspector.evaluate import InspectorShape, TrainedInspector
+from traincast.estimate.inspector.evaluate import TrainedInspector
 from traincast.estimate.inspector.features import inputs_of
 from traincast.estimate.inspector.grouping import Grouping
 from traincast.estimate.inspector.targets import TARGETS
+from traincast.fitting.inspector.ask import ResourceFitAsk
 from traincast.fitting.inspector.rivals import mean_rival, trees_rival
 from traincast.fitting.inspector.runs import ObservedRun, read_runs
 from traincast.fitting.inspector.scores import FigureScore, by_resource, score, spread, uses_of_runs
@@ -90,9 +92,6 @@ def folds(runs: Sequence[ObservedRun], *, by: Split, number: int = 5, seed: int 
     return np.array([order[key] % number for key in keys], dtype=np.int64)
 
 
-Warn = Callable[[Sequence[str]], None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceFit:
     """The result of a fit: the bundle that was written, and errors on runs that were held out.
@@ -126,35 +125,26 @@ class ResourceFit:
         }
 
 
-def fit_resources(
-    tables: Sequence[str | Path],
-    *,
-    output: str | Path,
-    start: str | Path | None = None,
-    grouping: Grouping | None = None,
-    shape: InspectorShape | None = None,
-    config: InspectorTraining | None = None,
-    rivals: bool = False,
-    warn: Warn | None = None,
-) -> ResourceFit:
+@verb(ResourceFitAsk)
+def fit_resources(ask: ResourceFitAsk) -> ResourceFit:
     """Train an inspector on the runs of ``tables``, and write it to the folder ``output``.
 
     ``start`` is a bundle (or ``shipped``) to adapt to the setting of the tables: it keeps its grouping, and its first
     layers. One fifth of the models (whole families) is held out to judge the inspector; then it is trained again on all
     runs. A table of fewer than five families holds out single runs instead.
     """
-    check_output(Path(output))
-    config = config or InspectorTraining()
-    base = None if start is None else load_inspector(inspector_path(start))
-    runs, problems = read_runs([Path(table) for table in tables])
-    if warn is not None and problems:
-        warn(problems)
+    check_output(Path(ask.output))
+    config = ask.config or InspectorTraining()
+    base = None if ask.start is None else load_inspector(inspector_path(ask.start))
+    runs, problems = read_runs([Path(table) for table in ask.tables])
+    if ask.warn is not None and problems:
+        ask.warn(problems)
     by: Split = "models" if len({family_of(run.model) for run in runs}) >= 5 else "runs"
     if len(runs) < FEWEST_RUNS:
         raise RequestError(f"{len(runs)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
     fold = folds(runs, by=by, seed=config.seed)
     known, unknown = np.flatnonzero(fold > 0), np.flatnonzero(fold == 0)
-    grouping = grouping or (Grouping() if base is None else base.grouping)
+    grouping = ask.grouping or (Grouping() if base is None else base.grouping)
     if base is not None and grouping != base.grouping:
         raise RequestError("an adapted inspector keeps the grouping of its base: leave out the grouping")
     types = types_of(runs) if base is None else base.types
@@ -162,11 +152,11 @@ def fit_resources(
     learned, asked = examples.take(known), examples.take(unknown)
     first = None if base is None else base.network
     began = time.perf_counter()
-    judged = train(learned, shape=shape, config=config, start=first)
+    judged = train(learned, shape=ask.shape, config=config, start=first)
     train_s = time.perf_counter() - began
     values, right = predictions(judged, asked)
     scores = score(values, asked.uses.values)
-    final = train(examples, shape=shape, config=config, start=first)
+    final = train(examples, shape=ask.shape, config=config, start=first)
     model = InspectorModel(
         network=final,
         grouping=grouping,
@@ -175,10 +165,10 @@ def fit_resources(
         settings=tuple(sorted({run.setting for run in runs})),
         scores=by_resource(scores),
     )
-    save_inspector(Path(output), model, data=_data(tables, runs, by))
-    others = {"mean": mean_rival, "LightGBM": trees_rival} if rivals else {}
+    save_inspector(Path(ask.output), model, data=_data(ask.tables, runs, by))
+    others = {"mean": mean_rival, "LightGBM": trees_rival} if ask.rivals else {}
     return ResourceFit(
-        bundle=Path(output),
+        bundle=Path(ask.output),
         model=model,
         runs=len(runs),
         held_out=f"{len(unknown)} runs" + (" of other families of models" if by == "models" else ""),
@@ -197,7 +187,7 @@ def predictions(network: TrainedInspector, examples: RunExamples) -> tuple[Float
     return np.stack([values for values, _ in said]), float((patterns == examples.uses.pattern).mean())
 
 
-def _data(tables: Sequence[str | Path], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:
+def _data(tables: Sequence[File], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:
     digest = hashlib.sha256(b"".join(Path(table).read_bytes() for table in tables)).hexdigest()
     return {
         "tables": [Path(table).name for table in tables],
