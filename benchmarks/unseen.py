@@ -2,6 +2,7 @@
 
     python -m benchmarks.unseen DATA -o today.json [--base before.json] [--most 120]
     python -m benchmarks.unseen DATA --from today.json --fit
+    python -m benchmarks.unseen DATA --from today.json --write     # the tables of docs/unseen.md
 
 DATA is a folder with tables of measured runs. Every row is forecast without calibrations. The study prints, as
 Markdown, the error, the bias, the share of runs inside the 90 % interval and its width: for each source; for each kind
@@ -16,12 +17,13 @@ factors of :mod:`traincast.report.uncertainty` that the guiding sources suggest.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import random
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from benchmarks import markers
 from benchmarks.markdown import table
 from traincast.errors import TraincastError
 from traincast.forecast import forecast
@@ -45,6 +48,13 @@ Kind: TypeAlias = Literal["steps", "dp-steps", "finetune"]
 Role: TypeAlias = Literal["guide", "judge", "new"]
 
 SOURCES: Final = Path(__file__).parent / "data" / "sources.toml"
+LOOKS: Final = SOURCES.with_name("first_looks.csv")
+PAGE: Final = Path(__file__).parent.parent / "docs" / "unseen.md"
+NAMES: Final[dict[Kind, str]] = {
+    "steps": "language models",
+    "dp-steps": "other models, data-parallel",
+    "finetune": "fine-tuning",
+}
 TABLES: Final[dict[str, Kind]] = {
     "steps": "steps",
     "steps_more": "steps",
@@ -120,7 +130,7 @@ def role_of(kind: str, source: str) -> Role:
     """Return whether a source may guide choices or only judges; ``new`` if ``sources.toml`` does not have it."""
     for role in ("guide", "judge"):
         if source in _divided()[kind][role]:
-            return role  # type: ignore[return-value]
+            return role
     return "new"
 
 
@@ -293,10 +303,14 @@ def left_out(rows: Sequence[Judged], what: str) -> dict[str, Figures]:
 
 
 def alike(found: Iterable[Figures]) -> list[str]:
-    """Return cells with the figures of sources that count alike, and the least inside of a source with enough runs."""
+    """Return cells with the figures of sources that count alike, and the least inside of a source with enough runs.
+
+    Sources with few runs count less, as in :func:`weights`.
+    """
     ones = list(found)
+    weight = [min(1.0, one.runs / _WHOLE) for one in ones]
     least = [one.inside for one in ones if one.runs >= _WHOLE]
-    values = (np.mean([getattr(one, name) for one in ones]) for name in ("median", "mean", "inside"))
+    values = (np.average([getattr(one, name) for one in ones], weights=weight) for name in ("median", "mean", "inside"))
     median, mean, inside = map(float, values)
     width = float(np.median([one.width for one in ones]))
     return [
@@ -328,6 +342,46 @@ def pages(rows: Sequence[Judged], base: Sequence[Judged]) -> Iterator[str]:
         yield table([f"{what} left out", *COLUMNS], lines)
 
 
+def written(rows: Sequence[Judged], looks: Mapping[tuple[str, str], Mapping[str, str]]) -> dict[str, str]:
+    """Return the tables of the page about unseen sources, by the names of their places."""
+    lines = []
+    for kind in get_args(Kind):
+        for role, word in (("guide", "guide"), ("judge", "**judge**")):
+            own = [
+                figures(those) for (k, name), those in by_source(rows).items() if (k, role_of(k, name)) == (kind, role)
+            ]
+            if own:
+                lines.append([NAMES[kind], word, *alike(own)])
+    columns = ["runs of", "role", "sources", "median error %", "mean %", "inside", "least inside", "width"]
+    shares = table(columns, lines)
+    lines, apart = [], left_out(rows, "source")
+    for (kind, name), those in by_source(rows).items():
+        look, today, out = looks.get((kind, name)), figures(those), apart.get(name)
+        first = f"{float(look['median_ape']):.1f} / {look['coverage_90']}" if look and look["median_ape"] else "–"
+        lines.append([
+            name, NAMES[kind], role_of(kind, name), str(today.runs), first,
+            f"{today.median:.1f} / {today.mean:.1f} / {today.bias:+.1f}", f"{today.inside:.2f}", f"{today.width:.2f}",
+            f"{out.inside:.2f}, {out.width:.2f}" if out else "–",
+        ])  # fmt: skip
+    columns = [
+        "source", "runs of", "role", "runs", "first look: median % / inside", "today: median / mean / bias %", "inside",
+        "width", "left out: inside, width",
+    ]  # fmt: skip
+    groups = []
+    for what in ("framework", "device", "scale"):
+        found = left_out(rows, what)
+        groups += [[f"{what}: {group}", *one.cells()] for group, one in found.items() if one.runs >= _WHOLE]
+    return {
+        "roles": shares, "sources": table(columns, lines), "left-out": table(["left out", *COLUMNS], groups),
+    }  # fmt: skip
+
+
+def first_looks() -> dict[tuple[str, str], Mapping[str, str]]:
+    """Return the figures of first looks by kind and source."""
+    with LOOKS.open(encoding="utf-8", newline="") as file:
+        return {(look["kind"], look["source"]): look for look in csv.DictReader(file)}
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -337,12 +391,16 @@ def main() -> None:
     parser.add_argument("--base", type=Path, help="a file of an earlier study, to compare with")
     parser.add_argument("--most", type=int, default=120, help="runs of a source at most")
     parser.add_argument("--fit", action="store_true", help="print the factors that guiding sources suggest")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/unseen.md")
     given = parser.parse_args()
     rows = _kept(given.kept) if given.kept else forecasts(given.data, most=given.most)
     if given.output:
         given.output.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
     for page in pages(rows, _kept(given.base) if given.base else []):
         print(page)
+    if given.write:
+        for name, content in written(rows, first_looks()).items():
+            markers.write(PAGE, name, content)
     if given.fit:
         lines = [
             [kind, *(f"{value:.2f}" for value in (*found, *FACTORS[kind]))]
