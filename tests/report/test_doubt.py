@@ -11,7 +11,7 @@ from traincast import predict
 from traincast.estimate import Estimates
 from traincast.forecast import Forecast
 from traincast.report.critical_path import critical_tasks
-from traincast.report.doubt import BETWEEN, PARTS, caused, doubt_of, part_of
+from traincast.report.doubt import BETWEEN, PARTS, SCALE, caused, doubt_of, part_of
 from traincast.report.figures import uses_of
 from traincast.simulate import simulate
 from traincast.work import Collective, HostCopy, Launch, Transfer
@@ -21,7 +21,7 @@ GPT = "gpt:layers=4,hidden=1024,heads=16"
 
 def shares_of(made: Forecast, estimates: Estimates, *, between: float) -> dict[str, float]:
     plan = made.lowered.plan
-    return doubt_of(plan, estimates, uses_of(plan, critical_tasks(made.timeline)), between=between)
+    return doubt_of(plan, estimates, uses_of(plan, critical_tasks(made.timeline)), others={BETWEEN: between})
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,8 @@ def test_shares_add_up_to_one_and_the_largest_comes_first(made: Forecast) -> Non
     shares = made.report.doubt
     assert sum(shares.values()) == pytest.approx(1.0, abs=1e-12)
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
-    assert set(shares) <= {*PARTS, BETWEEN}
+    assert set(shares) <= {*PARTS, BETWEEN, SCALE}
+    assert shares[SCALE] == 0.0
     assert min(shares.values()) >= 0.0
 
 
@@ -98,6 +99,15 @@ def test_works_belong_to_parts(work: Collective | Transfer | Launch | HostCopy, 
 def test_operators_are_products_attention_or_memory_bound(made: Forecast) -> None:
     found = {part_of(work) for work in made.lowered.plan.works}
     assert {"products", "attention", "memory_bound"} <= found
+
+
+def test_more_devices_than_usual_have_a_share() -> None:
+    few, many = (
+        predict(GPT, cluster=f"dgx-h100:{nodes}", strategy=f"dp={8 * nodes}", global_batch=8 * nodes).report.doubt
+        for nodes in (8, 64)
+    )
+    assert few[SCALE] == 0.0 < many[SCALE] < 1.0
+    assert sum(many.values()) == pytest.approx(1.0)
 
 
 def test_a_calibrated_step_doubts_its_cluster() -> None:

@@ -27,7 +27,7 @@ Coded: TypeAlias = tuple[list[str], list[int]]
 """A column of texts: the different ones, and the number of each row's text among them."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run: who published it, what was run, the seconds of a step, and the zero-shot forecast of it.
 
     ``predicted_s`` used no calibration. ``table`` and ``row`` say where the run stands in the tables that the index was
@@ -43,7 +43,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TRAITS: Final = Traits.__struct_fields__
-_OWN: Final = tuple(name for name in Run.__struct_fields__ if name != "traits")
+_OWN: Final = tuple(name for name in PublishedRun.__struct_fields__ if name != "traits")
 
 
 class _File(msgspec.Struct):
@@ -59,7 +59,7 @@ COLUMNS: Final = (*_OWN, *_TRAITS)
 
 
 class Runs:
-    """Measured runs as columns: those of :class:`Run` and of its :class:`Traits`, by name.
+    """Measured runs as columns: those of :class:`PublishedRun` and of its :class:`Traits`, by name.
 
     A column of texts is a list of the different texts and the number of each run's text in it. It becomes an array when
     it is first asked for: most forecasts need a third of the columns.
@@ -70,7 +70,7 @@ class Runs:
         self._arrays: dict[str, Column] = {}
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Runs:
+    def of(cls, runs: Sequence[PublishedRun]) -> Runs:
         """Return the columns of ``runs``."""
         lists = {name: [getattr(run, name) for run in runs] for name in _OWN}
         lists |= {name: [getattr(run.traits, name) for run in runs] for name in _TRAITS}
@@ -90,12 +90,12 @@ class Runs:
                 self._arrays[name] = np.array(self._numbers[name])
         return self._arrays[name]
 
-    def run(self, number: int) -> Run:
+    def run(self, number: int) -> PublishedRun:
         """Return one run."""
         row = {name: column[number] for name, column in self._numbers.items()}
         row |= {name: texts[codes[number]] for name, (texts, codes) in self._texts.items()}
         own = {name: row.pop(name) for name in _OWN}
-        return Run(traits=Traits(**row), **own)
+        return PublishedRun(traits=Traits(**row), **own)
 
     def of_numbers(self, numbers: Iterable[int]) -> Runs:
         """Return the runs with these numbers, in this order."""
@@ -131,7 +131,7 @@ def read_runs(path: Path) -> Runs:
     return Runs(found.numbers, found.texts)
 
 
-def index_bytes(runs: Sequence[Run]) -> bytes:
+def index_bytes(runs: Sequence[PublishedRun]) -> bytes:
     """Return the file of an index; the same runs give the same bytes."""
     groups = []
     for group, columns in Runs.of(runs).to_dict().items():

@@ -144,7 +144,7 @@ def _doubt(lowered: Lowered, estimates: Estimates, figures: StepFigures) -> dict
     known = figures.pace.doubt
     if BETWEEN not in known:
         return dict(known)
-    return doubt_of(lowered.plan, estimates, figures.on_path, between=known[BETWEEN])
+    return doubt_of(lowered.plan, estimates, figures.on_path, others=known)
 
 
 def _job(request: Request, figures: StepFigures, num_steps: int, settings: JobSettings) -> JobForecast:

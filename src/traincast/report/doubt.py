@@ -2,14 +2,15 @@
 
 On a cluster that is not calibrated, each part of the works (products, attention, memory-bound operators, messages
 within and between nodes, the host) is taken to the high end of its own interval while all others stay. How much longer
-the critical path becomes is what the part causes alone. The interval has a second
-cause, which no work knows of: what differs between machines, frameworks and publishers
-(:mod:`traincast.report.uncertainty`). It is independent of the first, so widths add as squares; the share of the works
-is divided among their parts in proportion to what they cause alone. All shares add up to 1.
+the critical path becomes is what the part causes alone. The interval has causes that no work knows of: what differs
+between machines, frameworks and publishers, and more devices than most measured runs have
+(:mod:`traincast.report.uncertainty`). They are independent, so widths add as squares; the share of the works is divided
+among their parts in proportion to what they cause alone. All shares add up to 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,8 @@ PARTS: Final = ("products", "attention", "memory_bound", "within_nodes", "betwee
 """Parts of the works that may be uncertain."""
 BETWEEN: Final = "between_sources"
 """What differs between machines, frameworks and publishers, and no work knows of."""
+SCALE: Final = "scale"
+"""More devices than most measured runs have."""
 
 
 def part_of(work: Work) -> str:
@@ -60,13 +63,15 @@ def caused(plan: Plan, estimates: Estimates, on_path: Ints) -> dict[str, float]:
     return found
 
 
-def doubt_of(plan: Plan, estimates: Estimates, on_path: Ints, *, between: float) -> dict[str, float]:
+def doubt_of(plan: Plan, estimates: Estimates, on_path: Ints, *, others: Mapping[str, float]) -> dict[str, float]:
     """Return the share of each unknown in the log-width of an interval, the largest first; they add up to 1.
 
-    ``on_path`` is that of :func:`caused`, ``between`` the share of :data:`BETWEEN`.
+    ``on_path`` is that of :func:`caused`, ``others`` has the shares of causes that are not works.
     """
     alone = caused(plan, estimates, on_path)
-    total = sum(alone.values())
-    shares = {name: (1.0 - between) * value / total for name, value in alone.items()} if total > 0.0 else {}
-    shares[BETWEEN] = between if total > 0.0 else 1.0
+    known, total = sum(others.values()), sum(alone.values())
+    if total > 0.0:
+        shares = {**others, **{name: (1.0 - known) * value / total for name, value in alone.items()}}
+    else:
+        shares = {name: value / known for name, value in others.items()}
     return dict(sorted(shares.items(), key=lambda share: -share[1]))
