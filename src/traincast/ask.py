@@ -295,6 +295,11 @@ class Training(JsonRecord):
         ),
     ]
     global_batch: Annotated[int, Meta(ge=1, le=MAX_BATCH), Option("Samples per step, over all devices.", "N")]
+    power_limit: Annotated[
+        float | None,
+        Meta(ge=1.0, le=1e6),
+        Option("The most that each device may draw, in watts, such as 500. Default: its TDP.", "W"),
+    ] = None
     seq: Annotated[Count | None, Option("Tokens per sample, for sequence models.", "N")] = None
     precision: Annotated[
         str | None,

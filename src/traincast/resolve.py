@@ -57,6 +57,8 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     _check(ask)
     tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize)
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
+    if ask.power_limit is not None:
+        cluster = cluster.with_power_limit(ask.power_limit)
     graph = fine_tuned(_graph(ask, allow_code=allow_code), tuning)
     if isinstance(ask.optimizer, str):
         graph = graph.with_optimizer(ask.optimizer)

@@ -69,11 +69,15 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     elif per_node < most:
         assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
     place = _nodes(device, devices, per_node, network, system, assumed)
-    place = in_slices(row, place)
-    power = vocabulary(Machines).power.search(" ".join((gpu, system, text(row, "notes"))))
-    if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
-        assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
-    return place
+    return _with_power(in_slices(row, place), " ".join((gpu, system, text(row, "notes"))))
+
+
+def _with_power(place: Cluster, said: str) -> Cluster:
+    """Return ``place`` with the power limit that a row states, if it is not about the TDP."""
+    power = vocabulary(Machines).power.search(said)
+    if not power or abs(float(power[1]) / place.device.tdp_w - 1) <= _SAME_POWER:
+        return place
+    return place.with_power_limit(float(power[1]))
 
 
 def in_slices(row: Row, place: Cluster) -> Cluster:
@@ -108,7 +112,8 @@ def dp_cluster_of(row: Row, assumed: list[str]) -> Cluster:
         assumed.append(unstated("GPU variant", device.name))
     if devices > 1 and not stated and not nodes:
         assumed.append(unstated("GPUs per node", per_node))
-    return _nodes(device, devices, per_node, text(row, "interconnect"), system, assumed)
+    place = _nodes(device, devices, per_node, text(row, "interconnect"), system, assumed)
+    return _with_power(place, " ".join((gpu, system, text(row, "notes"))))
 
 
 def _nodes(  # noqa: PLR0917
