@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from traincast.cluster import Device
@@ -79,9 +79,10 @@ class Frameworks:
 
     generations: tuple[Generation, ...]
     unfused_sdks: dict[str, UnfusedSdk]
-    compiles: tuple[str, ...]
+    compiles: dict[str, str]
     eager: Pattern
-    eager_as: str
+    async_tensor: dict[str, float]
+    asynchronous: Pattern
     keeps_gathered: tuple[str, ...]
     shards_itself: tuple[str, ...]
     sharded_as: str
@@ -215,6 +216,8 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     if runtime.name in habits.shards_itself and sharded:
         said.append(f"framework {framework!r} used with sharded parameters: {habits.sharded_as}")
         runtime = load_runtime(habits.sharded_as)
+    if runtime.name in habits.async_tensor and habits.asynchronous.search(text(row, "notes").lower()):
+        runtime = runtime.patched(exchange={"overlap_tensor": habits.async_tensor[runtime.name]})
     return _compiled(row, runtime, said) if runtime.name in habits.compiles else runtime
 
 
@@ -254,16 +257,13 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
 
 
 def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
-    """Return ``runtime`` with compiled blocks, or with operators launched one by one if the row ran eagerly."""
+    """Return ``runtime`` with compiled blocks, or its eager form if the row ran eagerly."""
     habits = vocabulary(Frameworks)
     said = " ".join(text(row, key) for key in ("framework", "notes", "precision")).lower()
     written = text(row, "compile").lower()
     if written in ("false", "no", "off", "0", "0.0") or habits.eager.search(said):
-        eager = load_runtime(habits.eager_as)
-        return runtime.patched(
-            kernels={"fusions": eager.kernels.fusions},
-            launches={"operator": eager.launches.operator, "backward": eager.launches.backward},
-        )
+        eager = load_runtime(habits.compiles[runtime.name])
+        return replace(eager, exchange=runtime.exchange)
     if not written and "compile" not in said:
         assumed.append(unstated("compilation", "blocks compiled"))
     return runtime
