@@ -79,7 +79,18 @@ DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
 _MAX_DEPTH: Final = 8
 _KEEPS_NAME: Final = frozenset(
-    {"name", "extends", "tdp_w", "power_limit_w", "price_per_hour", "achievable", "reaches", "interference", "aliases", "source"}
+    {
+        "name",
+        "extends",
+        "tdp_w",
+        "power_limit_w",
+        "price_per_hour",
+        "achievable",
+        "reaches",
+        "interference",
+        "aliases",
+        "source",
+    }
 )
 _SAME_NODE_ONLY: Final = ("price_per_node_hour", "node_power_w", "subset_bandwidth")
 _ADD: Final = "add it, or extend an entry of the catalog"

@@ -231,7 +231,7 @@ class Cluster:
         return replace(self, num_nodes=num_nodes)
 
     def with_power_limit(self, watts: float) -> Cluster:
-        """The same cluster, each of whose devices may draw at most ``watts``; hosts without devices stay as they are."""
+        """The same cluster, each of whose devices may draw at most ``watts``; ``hosts`` stay as they are."""
         parts = tuple(part.with_power_limit(watts) for part in self.parts)
         return replace(self, device=replace(self.device, power_limit_w=watts), parts=parts)
 

@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 _NARROW: Final = ("fp16", "bf16", "fp8", "nvfp4")
 """Dtypes whose products fill the matrix units."""
 _UNKNOWN_SHARE: Final = 0.9
-"""Share of the peak rate at which products draw the TDP, if nothing is known: the best that libraries reach, on A100."""
+"""Share of the peak rate at which products draw the TDP, if nothing is known: what libraries reach at best."""
 _LEAST_SHARE: Final = 0.05
 """Share of the TDP that is left to products under the lowest limits: drivers set none that stops a device."""
 _OWN: Final = tuple(SOURCES.index(name) for name in ("measured", "carried"))
@@ -80,3 +80,16 @@ def slowdowns(works: Sequence[Work], seconds: Floats, device: Device) -> Floats:
             busy = work.flops / (seconds[i] * rates[work.dtype.value])
             found[i] = max(1.0, full_w * busy / left_w) ** (1.0 / power.exponent)
     return found
+
+
+def mean_slowdown(estimates: Estimates, works: Sequence[Work], counts: npt.NDArray[np.int64]) -> float:
+    """Return how many times as long all products together take because of power; 1 if the limit slows none.
+
+    Work ``i`` runs ``counts[i]`` times.
+    """
+    if estimates.slowed is None:
+        return 1.0
+    products = np.array([isinstance(work, Operator) and work.kind in PRODUCTS for work in works], dtype=bool)
+    spent = np.where(products, estimates.seconds * counts, 0.0)
+    full = float((spent / estimates.slowed).sum())
+    return float(spent.sum()) / full if full > 0.0 else 1.0
