@@ -119,7 +119,7 @@ def default_cost_model(kernels: str = "") -> LearnedCostModel:
 
 
 def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
-    """Return estimates of ``works`` by the cost model, or the default one, under the cluster's power limit, calibrated."""
+    """Return estimates of ``works`` by the cost model, or the default one, as on the cluster of ``request``."""
     return _estimate(_model_for(request, cost_model), works, request.cluster)
 
 
