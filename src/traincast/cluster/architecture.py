@@ -51,7 +51,7 @@ class Architecture:
 
     FlashAttention 2 is made for Ampere, cuDNN 8 for early Hopper. Before it, FlashAttention 1 and its kernels in Triton
     ran; Dao ("FlashAttention-2", 2023) reports that its successor is 1.3 to 3 times as fast on A100. On Hopper,
-    releases that had them ran FlashAttention 2 already. On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to
+    published steps with long sequences show 1.4. On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to
     400 TFLOP/s of FlashAttention 2 and about 500 of cuDNN, where FlashAttention 3 reaches 640 to 740."""
     power: PowerCurve = PowerCurve()
     """What products draw, and how a power limit slows them."""
