@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast import Ask, load_cluster, predict
+from traincast import Ask, RequestError, load_cluster, predict
 from traincast.estimate import SOURCES, AnalyticalCostModel, Estimates
 from traincast.estimate.power import estimated, mean_slowdown, under_power
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
@@ -92,3 +92,9 @@ def test_every_part_of_a_mixed_cluster_gets_the_limit_and_hosts_do_not() -> None
     assert [part.device.limit_w for part in mixed.parts] == [300.0, 300.0]
     assert mixed.device.limit_w == 300.0
     assert mixed.hosts[0].device.power_limit_w is None
+
+
+@pytest.mark.parametrize("watts", [0.0, -5.0, 1e9, float("nan")])
+def test_an_impossible_limit_is_refused(watts: float) -> None:
+    with pytest.raises(RequestError, match=r"power limit .* W: expected a number from 1 to"):
+        predict(replace(ASK, power_limit=watts))
