@@ -87,6 +87,7 @@ class Frameworks:
     not_compiled: Said
     eager: Said
     says_compiled: Said
+    interleaves: tuple[str, ...]
     async_tensor: dict[str, float]
     asynchronous: Said
     keeps_gathered: tuple[str, ...]
