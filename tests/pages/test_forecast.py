@@ -27,8 +27,8 @@ def test_it_draws_without_errors_and_without_the_network(shown: Opened, written:
     assert made.requests == [path.as_uri()]
     assert made.page.title().endswith("Traincast forecast")
     assert made.texts("h2") == [
-        *("Warnings",) * bool(written[1]["report"]["warnings"]), "How sure the step time is",
-        "What was measured nearby", "Where the step goes", "What bounds the step", "Who waits for whom", "What each device does when",
+        *("Warnings",) * bool(written[1]["report"]["warnings"]), "How sure the step time is", "Where the step goes",
+        "What bounds the step", "What was measured nearby", "Who waits for whom", "What each device does when",
         "What the step draws from its machines", "What decides the step time", "Memory", "Memory over time",
         "Where the numbers come from", "The whole job",
     ]  # fmt: skip

@@ -78,7 +78,7 @@ def traits_of(request: Request) -> Traits:
         device=cluster.device.name,
         vendor=cluster.device.vendor,
         architecture=cluster.device.architecture,
-        power_w=cluster.device.tdp_w,
+        power_w=cluster.device.limit_w,
         devices=cluster.num_devices,
         nodes=sum(part.num_nodes for part in cluster.parts or (cluster,)),
         strategy=str(strategy),
