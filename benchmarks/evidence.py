@@ -15,17 +15,17 @@ import itertools
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from benchmarks.markdown import table
 from traincast.errors import TraincastError
 from traincast.evidence.distance import distances
-from traincast.evidence.runs import INDEX, Run, Runs, index_bytes, measured_runs
+from traincast.evidence.runs import INDEX, PublishedRun, Runs, index_bytes, measured_runs
 from traincast.evidence.traits import Traits, traits_of
 from traincast.files import write_bytes
 from traincast.forecast import forecast
@@ -97,7 +97,7 @@ def read_run(kind: Kind, number: int, row: Row) -> tuple[Measured, float]:
     return (steps if kind == "steps" else dp_steps).read_run(number, row), 0.0
 
 
-def indexed(source: str, name: str, number: int, kind: Kind, row: Row) -> Run | None:
+def indexed(source: str, name: str, number: int, kind: Kind, row: Row) -> PublishedRun | None:
     """Forecast one row; ``None`` if it cannot be read or states no time."""
     try:
         run, extra = read_run(kind, number, row)
@@ -106,7 +106,7 @@ def indexed(source: str, name: str, number: int, kind: Kind, row: Row) -> Run | 
         report = forecast(without_calibration(run.request)).report
     except (RowError, TraincastError):
         return None
-    return Run(
+    return PublishedRun(
         source=source,
         traits=_named(traits_of(run.request), row),
         measured_s=float(f"{run.seconds:.6g}"),
@@ -122,7 +122,7 @@ def _named(traits: Traits, row: Row) -> Traits:
     return replace(traits, model=stated) if ":" in traits.model and stated else traits
 
 
-def made(data: Path, most: int) -> list[Run]:
+def made(data: Path, most: int) -> list[PublishedRun]:
     """Return the runs of a new index."""
     found = []
     for name, kind, rows in tables_below(data):
@@ -141,7 +141,7 @@ def _states_time(kind: Kind, row: Row) -> bool:
     return kind != "steps" or steps.has_run(row)
 
 
-def refreshed(data: Path) -> list[Run]:
+def refreshed(data: Path) -> list[PublishedRun]:
     """Return the runs of the shipped index with new forecasts; a run that can no longer be read is left out."""
     index = measured_runs()
     tables = {name: (kind, rows) for name, kind, rows in tables_below(data)}
@@ -218,7 +218,7 @@ def _of_role(runs: Runs, role: str) -> Runs:
 
 
 def main() -> None:
-    """Run from the command line."""
+    """PublishedRun from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--refresh", action="store_true")

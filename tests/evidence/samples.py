@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from traincast.evidence import Run, Traits
+from msgspec.structs import replace
+
+from traincast.evidence import PublishedRun, Traits
 
 GPT: Traits = Traits(
     model="gpt",
@@ -44,6 +45,6 @@ GPT: Traits = Traits(
 """A language model of 8 B on 64 H100, sharded over all of them."""
 
 
-def run_of(*, source: str = "lab", measured_s: float = 2.0, predicted_s: float = 2.0, **changes: Any) -> Run:
+def run_of(*, source: str = "lab", measured_s: float = 2.0, predicted_s: float = 2.0, **changes: Any) -> PublishedRun:
     """Return a run like :data:`GPT` but for ``changes``."""
-    return Run(source=source, traits=replace(GPT, **changes), measured_s=measured_s, predicted_s=predicted_s)
+    return PublishedRun(source=source, traits=replace(GPT, **changes), measured_s=measured_s, predicted_s=predicted_s)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.evidence.samples import GPT, run_of
 from traincast.evidence import Runs, Traits, evidence_of

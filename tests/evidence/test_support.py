@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.evidence.samples import GPT, run_of
 from traincast.evidence import Runs, Support, support

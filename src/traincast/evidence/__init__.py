@@ -2,14 +2,14 @@
 
 from traincast.evidence.distance import distance, distances
 from traincast.evidence.neighbours import Evidence, Neighbour, evidence_of
-from traincast.evidence.runs import Run, Runs, measured_runs
+from traincast.evidence.runs import PublishedRun, Runs, measured_runs
 from traincast.evidence.support import Support, near_runs, support
 from traincast.evidence.traits import RunKind, Traits, traits_of
 
 __all__ = [
     "Evidence",
     "Neighbour",
-    "Run",
+    "PublishedRun",
     "RunKind",
     "Runs",
     "Support",

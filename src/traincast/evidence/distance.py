@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.evidence.runs import Run, Runs, measured_runs
+from traincast.evidence.runs import PublishedRun, Runs, measured_runs
 from traincast.evidence.traits import Traits, traits_of
 from traincast.strategy import Request
 
@@ -93,6 +93,6 @@ def distances(request: Request | Traits, runs: Runs | None = None) -> Floats:
     return sum((weights[name] * term for name, term in terms(traits, runs).items()), np.zeros(len(runs)))
 
 
-def distance(request: Request | Traits, run: Run) -> float:
+def distance(request: Request | Traits, run: PublishedRun) -> float:
     """Return the distance of one run from ``request``."""
     return float(distances(request, Runs.of([run]))[0])

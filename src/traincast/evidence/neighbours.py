@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,7 @@ class Neighbour:
         return self.predicted_s / self.measured_s - 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What measured runs say about a request: the nearest ones, and how far away they are, in plain words."""
 
     neighbours: tuple[Neighbour, ...]
@@ -98,9 +97,11 @@ def evidence_of(request: Request | Traits, *, runs: Runs | None = None, count: i
     taken: dict[str, int] = {}
     for number in np.argsort(far, kind="stable").tolist():
         source = str(runs["source"][number])
-        if len(chosen) < count and taken.get(source, 0) < _EACH:
-            taken[source] = taken.get(source, 0) + 1
+        taken[source] = taken.get(source, 0) + 1
+        if taken[source] <= _EACH:
             chosen.append(number)
+        if len(chosen) == count:
+            break
     near = runs.of_numbers(chosen)
     found = _terms(traits, near)
     neighbours = tuple(_neighbour(traits, near, n, float(far[i]), found) for n, i in enumerate(chosen))

@@ -1,17 +1,15 @@
 """The index of measured runs that ships with Traincast: figures only, who published them, and today's forecast.
 
-``python -m benchmarks.evidence DATA`` writes it. It is a gzipped JSON file with one list per column, which loads in a
-few milliseconds; nothing reads it before the first forecast that shows its evidence.
+``python -m benchmarks.evidence DATA`` writes it. It is a JSON file with one line per column, which loads in a
+millisecond; nothing reads it before the first forecast that shows its evidence.
 """
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,15 +18,16 @@ import numpy.typing as npt
 from traincast.errors import FileFormatError
 from traincast.evidence.traits import Traits
 
-INDEX: Final = Path(__file__).parent / "runs.json.gz"
+INDEX: Final = Path(__file__).parent / "runs.json"
 """The index that ships."""
 FORMAT: Final = 1
 
 Column = npt.NDArray[Any]
+Coded: TypeAlias = tuple[list[str], list[int]]
+"""A column of texts: the different ones, and the number of each row's text among them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublishedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run: who published it, what was run, the seconds of a step, and the zero-shot forecast of it.
 
     ``predicted_s`` used no calibration. ``table`` and ``row`` say where the run stands in the tables that the index was
@@ -43,50 +42,74 @@ class Run:
     row: int = 0
 
 
-_TRAITS: Final = tuple(field.name for field in fields(Traits))
-_OWN: Final = tuple(field.name for field in fields(Run) if field.name != "traits")
+_TRAITS: Final = Traits.__struct_fields__
+_OWN: Final = tuple(name for name in PublishedRun.__struct_fields__ if name != "traits")
+
+
+class _File(msgspec.Struct):
+    """An index as it stands in its file."""
+
+    format: int
+    numbers: dict[str, list[Any]]
+    texts: dict[str, Coded]
+
+
 COLUMNS: Final = (*_OWN, *_TRAITS)
 """The columns of an index."""
 
 
 class Runs:
-    """Measured runs as columns: those of :class:`Run` and of its :class:`Traits`, by name.
+    """Measured runs as columns: those of :class:`PublishedRun` and of its :class:`Traits`, by name.
 
-    A column becomes an array when it is first asked for: most forecasts need a third of them.
+    A column of texts is a list of the different texts and the number of each run's text in it. It becomes an array when
+    it is first asked for: most forecasts need a third of the columns.
     """
 
-    def __init__(self, lists: Mapping[str, Sequence[Any]]) -> None:
-        self._lists = lists
+    def __init__(self, numbers: Mapping[str, Sequence[Any]], texts: Mapping[str, Coded]) -> None:
+        self._numbers, self._texts = numbers, texts
         self._arrays: dict[str, Column] = {}
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Runs:
+    def of(cls, runs: Sequence[PublishedRun]) -> Runs:
         """Return the columns of ``runs``."""
-        rows = [{**asdict(run.traits), **{name: getattr(run, name) for name in _OWN}} for run in runs]
-        return cls({name: [row[name] for row in rows] for name in COLUMNS})
+        lists = {name: [getattr(run, name) for run in runs] for name in _OWN}
+        lists |= {name: [getattr(run.traits, name) for run in runs] for name in _TRAITS}
+        texts = {name for name in COLUMNS if isinstance(next(iter(lists[name]), 0), str)}
+        coded = {name: _coded(lists[name]) for name in COLUMNS if name in texts}
+        return cls({name: lists[name] for name in COLUMNS if name not in texts}, coded)
 
     def __len__(self) -> int:
-        return len(self._lists["source"])
+        return len(self._numbers["measured_s"])
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._arrays:
-            self._arrays[name] = np.array(self._lists[name])
+            if name in self._texts:
+                texts, codes = self._texts[name]
+                self._arrays[name] = np.array(texts)[np.array(codes)]
+            else:
+                self._arrays[name] = np.array(self._numbers[name])
         return self._arrays[name]
 
-    def run(self, number: int) -> Run:
+    def run(self, number: int) -> PublishedRun:
         """Return one run."""
-        row = {name: column[number] for name, column in self._lists.items()}
+        row = {name: column[number] for name, column in self._numbers.items()}
+        row |= {name: texts[codes[number]] for name, (texts, codes) in self._texts.items()}
         own = {name: row.pop(name) for name in _OWN}
-        return Run(traits=Traits(**row), **own)
+        return PublishedRun(traits=Traits(**row), **own)
 
     def of_numbers(self, numbers: Iterable[int]) -> Runs:
         """Return the runs with these numbers, in this order."""
-        chosen = list(numbers)
-        return Runs({name: [column[number] for number in chosen] for name, column in self._lists.items()})
+        return Runs.of([self.run(number) for number in numbers])
 
-    def to_dict(self) -> dict[str, list[Any]]:
+    def to_dict(self) -> dict[str, Mapping[str, Any]]:
         """Return the columns as plain lists, for JSON."""
-        return {name: list(column) for name, column in self._lists.items()}
+        return {"numbers": self._numbers, "texts": self._texts}
+
+
+def _coded(values: Sequence[str]) -> Coded:
+    texts = sorted(set(values))
+    at = {text: number for number, text in enumerate(texts)}
+    return texts, [at[value] for value in values]
 
 
 @cache
@@ -98,16 +121,20 @@ def measured_runs() -> Runs:
 def read_runs(path: Path) -> Runs:
     """Read an index; refuses one of another format."""
     try:
-        found = cast(dict[str, Any], msgspec.json.decode(gzip.decompress(path.read_bytes())))
-        lists = found["columns"] if found["format"] == FORMAT else {}
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=_File)
+    except (OSError, msgspec.MsgspecError) as error:
         raise FileFormatError(f"{path} is not an index of measured runs: {error}") from error
-    missing = [name for name in COLUMNS if name not in lists]
-    if missing:
-        raise FileFormatError(f"{path} is not an index of measured runs of format {FORMAT}: it lacks {missing[0]}")
-    return Runs({name: lists[name] for name in COLUMNS})
+    missing = [name for name in COLUMNS if name not in found.numbers and name not in found.texts]
+    if missing or found.format != FORMAT:
+        lacks = f": it lacks {missing[0]}" if missing else ""
+        raise FileFormatError(f"{path} is not an index of measured runs of format {FORMAT}{lacks}")
+    return Runs(found.numbers, found.texts)
 
 
-def index_bytes(runs: Sequence[Run]) -> bytes:
+def index_bytes(runs: Sequence[PublishedRun]) -> bytes:
     """Return the file of an index; the same runs give the same bytes."""
-    return gzip.compress(msgspec.json.encode({"format": FORMAT, "columns": Runs.of(runs).to_dict()}), mtime=0)
+    groups = []
+    for group, columns in Runs.of(runs).to_dict().items():
+        lines = [f'"{name}": '.encode() + msgspec.json.encode(column) for name, column in columns.items()]
+        groups.append(f'"{group}": {{\n'.encode() + b",\n".join(lines) + b"\n}")
+    return f'{{"format": {FORMAT},\n'.encode() + b",\n".join(groups) + b"}\n"

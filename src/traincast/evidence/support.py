@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ Get: TypeAlias = Callable[[str], Any]
 """Returns a trait by name: of one request, or of all runs as a column."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Technique:
+class Technique(NamedTuple):
     """A part of a strategy that measured runs may lack.
 
     ``used`` says whether a run uses it. ``size`` grows with how far it is taken; the sentences say ``at`` which size.

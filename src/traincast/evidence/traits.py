@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from traincast.graph import OperatorGraph, OpKind, Phase
 from traincast.graph.vocabulary import LINEAR
@@ -19,8 +20,7 @@ _ALL: Final = 0.99
 """Share of the parameters that must be trained for a run to count as training, not as tuning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a run by which it is compared with others.
 
     ``active_parameters`` are those that one token uses: fewer than ``parameters`` in a mixture of experts. ``tokens``
@@ -78,7 +78,7 @@ def traits_of(request: Request) -> Traits:
         device=cluster.device.name,
         vendor=cluster.device.vendor,
         architecture=cluster.device.architecture,
-        power_w=cluster.device.tdp_w,
+        power_w=cluster.device.limit_w,
         devices=cluster.num_devices,
         nodes=sum(part.num_nodes for part in cluster.parts or (cluster,)),
         strategy=str(strategy),

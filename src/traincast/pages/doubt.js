@@ -3,7 +3,7 @@ import { add, capital, legend, make, percent, stackedBar } from "./base.js";
 
 const CAUSES = {
   products: ["forward", "Products"], attention: ["backward", "Attention"], memory_bound: ["activations", "Memory-bound operators"], within_nodes: ["optimizer", "Messages within nodes"],
-  between_nodes: ["communication", "Messages between nodes"], host: ["host", "Host"], between_sources: ["other", "Machines and frameworks differ"],
+  between_nodes: ["communication", "Messages between nodes"], host: ["host", "Host"], between_sources: ["other", "Machines and frameworks differ"], scale: ["wait", "More devices than most runs"],
   repeats: ["forward", "Runs of this cluster differ"], unfamiliar: ["activations", "Unlike the runs that calibrated it"], stalls: ["communication", "Stalls"],
 };
 

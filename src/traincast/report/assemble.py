@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from traincast.ask import Conditions, JobSettings
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
+from traincast.estimate.power import mean_slowdown
 from traincast.evidence import Evidence
 from traincast.graph import Operator
 from traincast.report.doubt import BETWEEN, doubt_of
@@ -120,6 +121,8 @@ def make_report(
         verdict=need.verdict,
         fit=need.fit,
         demand=figures.demand,
+        power_limit_w=ran.cluster.device.limit_w,
+        power_slowdown=mean_slowdown(estimates, lowered.plan.works, lowered.plan.work_counts()),
         estimated_by=figures.estimated_by,
         bundles=bundle_uses(lowered.plan, estimates) if bundles is None else bundles,
         ranks=figures.ranks,
@@ -134,14 +137,17 @@ def make_report(
         choice=choice,
         evidence=evidence.neighbours if evidence else (),
         evidence_words=evidence.words if evidence else (),
-        doubt=_doubt(lowered, estimates, pace.doubt) if evidence else {},
+        doubt=_doubt(lowered, estimates, figures) if evidence else {},
         job=None if num_steps is None else _job(request, figures, num_steps, job or JobSettings()),
     )
 
 
-def _doubt(lowered: Lowered, estimates: Estimates, known: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each cause of the interval; ``known`` lacks those of works unless the step is calibrated."""
-    return doubt_of(lowered.plan, estimates, between=known[BETWEEN]) if BETWEEN in known else dict(known)
+def _doubt(lowered: Lowered, estimates: Estimates, figures: StepFigures) -> dict[str, float]:
+    """Return the share of each cause of the interval; the causes of a calibrated step are known already."""
+    known = figures.pace.doubt
+    if BETWEEN not in known:
+        return dict(known)
+    return doubt_of(lowered.plan, estimates, figures.on_path, others=known)
 
 
 def _job(request: Request, figures: StepFigures, num_steps: int, settings: JobSettings) -> JobForecast:

@@ -15,7 +15,7 @@ from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
-from traincast.report.doubt import BETWEEN
+from traincast.report.doubt import BETWEEN, SCALE
 from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
@@ -113,8 +113,8 @@ def correction_at(correction: Correction | None, features: Sequence[float]) -> f
 class Outlook:
     """The expected seconds of a step, its 90 % interval, and warnings.
 
-    ``doubt`` has the share of each cause in the log-width of the interval. Without a calibration it has only that of
-    :data:`traincast.report.doubt.BETWEEN`; works cause the rest.
+    ``doubt`` has the share of each cause in the log-width of the interval. Without a calibration it has only those of
+    :data:`traincast.report.doubt.BETWEEN` and ``SCALE``; works cause the rest.
     """
 
     step_s: float
@@ -152,8 +152,7 @@ def outlook(
     if calibration is None:
         step = timeline.step_s
         mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
-        low, high, between = _uncalibrated(request, plan, estimates, step, mean)
-        return Outlook(step_s=step, low_s=step * low, high_s=step * high, doubt={BETWEEN: between})
+        return _uncalibrated(request, plan, estimates, step, mean)
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
     usual = calibration.step(timeline.step_s, nodes=look.nodes)
@@ -171,12 +170,8 @@ def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Bre
     return mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
 
 
-def _uncalibrated(
-    request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown
-) -> tuple[float, float, float]:
-    """Return the 90 % interval of a step without a calibration, as two multiples of its forecast.
-
-    The third figure is the share of its width that no work causes.
+def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown) -> Outlook:
+    """Return the outlook of a step without a calibration.
 
     The ends are means, weighted by time: :data:`COMPOSED` for works that were measured, :data:`CARRIED_OVER` for works
     that were measured at another size, and the interval of :mod:`traincast.report.uncertainty` for all others. The
@@ -187,7 +182,8 @@ def _uncalibrated(
     idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
     below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
     kind = step_kind(request.graph, idle_share=idle)
-    ends, least = widened(kind, below=below, above=above), widened(kind, below=0.0, above=0.0)
+    devices = request.cluster.num_devices
+    ends = widened(kind, below=below, above=above, devices=devices)
     spent = estimates.seconds * plan.work_counts()
     total = float(spent.sum()) or 1.0
     here, moved = (
@@ -199,7 +195,10 @@ def _uncalibrated(
             (min, max), COMPOSED, CARRIED_OVER, (low_s / step, high_s / step), ends, strict=True
         )
     )
-    return low, high, (math.log(least[1] / least[0]) / math.log(ends[1] / ends[0])) ** 2
+    sure, usual = (widened(kind, below=0.0, above=0.0, devices=many) for many in (devices, 1))
+    whole, scaled, between = (math.log(high / low) ** 2 for low, high in (ends, sure, usual))
+    doubt = {BETWEEN: between / whole, SCALE: (scaled - between) / whole}
+    return Outlook(step_s=step_s, low_s=step_s * low, high_s=step_s * high, doubt=doubt)
 
 
 def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:

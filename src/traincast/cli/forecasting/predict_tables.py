@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from traincast.cli.output import console, print_table, print_warnings
+from traincast.cli.output import console, plain, print_table, print_warnings
 from traincast.units import HOUR, format_bytes, format_count, format_flops, format_parameters, format_seconds
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ _CHART_WIDTH = 64
 _SMALL = 0.05
 """Share of the doubt below which a cause is not printed; the JSON has all of them."""
 _NEIGHBOURS = 3
-"""Number of measured runs shown beside a forecast; the JSON has all of them."""
+"""Number of measured runs shown beside a forecast; the JSON has more."""
+_SLOWED = 1.005
+"""From this factor on, the report says that power slows products."""
 
 
 Row: TypeAlias = tuple[str, str, str]
@@ -38,14 +40,15 @@ def show(report: Report, *, memory: bool, explain: bool) -> None:
         out.print(f"chosen: {report.choice}", highlight=False)
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
-    details = [*_sources(report), _split(report), *_doubt(report), *_demand(report)]
-    _show_figures([_pace(report), _parts(report), _memory(report), details, _job(report)])
+    details = [*_sources(report), _split(report), *_power(report), *_doubt(report), *_demand(report)]
+    _show_figures([_pace(report), _parts(report), _memory(report), details, _evidence(report), _job(report)])
     _show_stages(report)
     _show_waits(report)
     if memory:
         _show_memory(report)
     _show_path(report)
-    _show_evidence(report)
+    for sentence in report.evidence_words:
+        out.print(plain(sentence), highlight=False)
     print_warnings(report.warnings, explain=explain)
 
 
@@ -165,6 +168,14 @@ def _sources(report: Report) -> list[Row]:
     return rows
 
 
+def _power(report: Report) -> list[Row]:
+    """Return the row that says how much a power limit slows products; none if it hardly does."""
+    if report.power_slowdown < _SLOWED:
+        return []
+    limit = f"{report.power_limit_w:.0f} W"
+    return [("power", limit, f"products take {report.power_slowdown:.2f} times as long as at full clock")]
+
+
 def _demand(report: Report) -> list[Row]:
     """Return the rows of the work that one device does in a step."""
     need = report.demand
@@ -261,30 +272,19 @@ def _show_path(report: Report) -> None:
     console().print(table)
 
 
-def _show_evidence(report: Report) -> None:
-    """Print the nearest measured runs, and one sentence for each thing that no measured run has done."""
-    if not report.evidence:
-        return
-    rows = [
+def _evidence(report: Report) -> list[Row]:
+    """Return the rows of the nearest measured runs: the time of a step, and how far our forecast of it is off."""
+    return [
         (
-            one.source,
-            f"{one.model} on {one.devices:,} {one.device}",
-            _degrees(one.strategy),
+            "" if number else "measured nearby",
             format_seconds(one.measured_s),
-            f"{100 * one.error:+.0f} %",
-            f"{one.distance:.1f}",
+            plain(
+                f"{one.model} on {one.devices:,} {one.device}: forecast {100 * one.error:+.0f} %, "
+                f"distance {one.distance:.1f}"
+            ),
         )
-        for one in report.evidence[:_NEIGHBOURS]
+        for number, one in enumerate(report.evidence[:_NEIGHBOURS])
     ]
-    columns = ("source", "run", "strategy", "measured", "forecast off by", "distance")
-    print_table("nearest measured runs", columns, rows, right=(3, 4, 5))
-    for sentence in report.evidence_words:
-        console().print(sentence, highlight=False)
-
-
-def _degrees(strategy: str) -> str:
-    """Return a strategy without its microbatches and its schedule, which a reader compares last."""
-    return ",".join(part for part in strategy.split(",") if not part.startswith(("num_microbatches=", "schedule=")))
 
 
 def _bar(share: float, width: int = 24) -> str:
