@@ -94,8 +94,13 @@ def pairwise_all_to_all(nbytes: Amount, ranks: Amount, bandwidth: Amount, latenc
 
 
 def ring_broadcast(nbytes: Amount, ranks: Amount, bandwidth: Amount, latency: Amount) -> Amount:
-    """A pipeline along a chain: S/B + (n−1) · α for n > 1."""
-    return np.minimum(1.0, ranks - 1.0) * nbytes / bandwidth + (ranks - 1.0) * latency
+    """A pipeline along a chain, one of a series: S/B + ⌈log₂ n⌉ · α for n > 1.
+
+    The root begins the next broadcast while the last ranks still receive this one, so the chain's n−1 latencies are
+    hidden but for a few; NCCL's tuner counts one. A broadcast on its own along a binomial tree has ⌈log₂ n⌉ of them
+    (Thakur et al. 2005).
+    """
+    return np.minimum(1.0, ranks - 1.0) * nbytes / bandwidth + np.ceil(np.log2(ranks)) * latency
 
 
 def point_to_point(nbytes: Amount, bandwidth: Amount, latency: Amount) -> Amount:

@@ -46,6 +46,7 @@ FEATURES: Final = (
 """What two measurements may share. ``offload`` says whether NICs move the bytes without the processor's help, ``alone``
 whether each node has one rank, ``pair`` whether there are two ranks, ``pattern`` what else ran at the same time."""
 _TRANSPORTS: Final = (
+    (r"\bipoib\b", "tcp"),
     (r"\befa\b", "efa"),
     (r"roce", "roce"),
     (r"slingshot", "slingshot"),
