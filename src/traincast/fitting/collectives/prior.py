@@ -25,6 +25,7 @@ from traincast.estimate.collectives.adapted import AdaptedSystem
 from traincast.estimate.collectives.features import KINDS
 from traincast.estimate.collectives.prior import (
     CollectiveSetting,
+    Factors,
     Points,
     SystemPart,
     SystemPrior,
@@ -89,45 +90,51 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 SHARED: Final = (
-    SystemPart(("crosses",), 0.22, 12.0, 4.0),
-    SystemPart(("crosses", "kind"), 0.12, 4.0, 3.0),
-    SystemPart(("offload", "alone"), 0.2, 5.0, 3.0, 3.0),
-    SystemPart(("transport",), 0.2, 7.0, 1.5, 5.0),
-    SystemPart(("crosses", "inside", "library"), 0.18, 3.0, 3.0, 5.0),
-    SystemPart(("crosses", "inside", "era"), 0.3, 8.0, 3.0, 4.0),
-    SystemPart(("crosses", "inside", "kind"), 0.1, 1.7, 1.3),
-    SystemPart(("crosses", "inside", "pair"), 0.1, 5.0, 3.0, 3.0),
-    SystemPart(("route",), 0.05, 6.0, 3.0),
+    SystemPart(("crosses",), 0.18, 16.0, 15.5),
+    SystemPart(("crosses", "kind"), 0.2, 6.0, 3.0),
+    SystemPart(("offload", "alone"), 0.103, 3.9, 1.1, 4.1),
+    SystemPart(("transport",), 0.073, 6.5, 1.2, 3.9),
+    SystemPart(("crosses", "inside", "library"), 0.096, 3.2, 2.3, 5.5),
+    SystemPart(("crosses", "inside", "era"), 0.416, 7.9, 13.3, 4.4),
+    SystemPart(("crosses", "inside", "kind"), 0.076, 1.7, 1.7),
+    SystemPart(("crosses", "inside", "pair"), 0.098, 8.0, 0.8, 4.6),
+    SystemPart(("route",), 0.022, 6.2, 5.2),
+    SystemPart(("transport", "alone"), 0.043, 7.5, 3.0, 3.3),
+    SystemPart(("links", "inside", "era", "kind"), 0.109, 2.0, 2.0, 3.3),
+    SystemPart(("links", "library", "kind"), 0.051, 5.2, 2.0),
 )
-AMONG: Final = (
-    SystemPart((), 0.05, 0.0),
-    SystemPart(("crosses",), 0.23, 2.0, 2.1),
-    SystemPart(("crosses", "kind"), 0.23, 3.5, 5.4),
-    SystemPart(("crosses", "kind", "library"), 0.1, 0.6, 1.2, smooth=False),
-)
-"""The deviation of each measured system from what systems share, while the shared part is learned."""
 OWN: Final = (
-    SystemPart((), 0.3, 0.0),
-    SystemPart(("crosses",), 0.25, 9.0, 4.0),
-    SystemPart(("crosses", "pattern"), 0.17, 9.0, 4.0),
-    SystemPart(("crosses",), 0.15, 3.0, 1.5, smooth=False),
-    SystemPart(("crosses", "kind"), 0.1, 5.0, 3.0),
-    SystemPart(("crosses", "kind", "library", "pattern"), 0.06, 1.2, 0.7, smooth=False),
+    SystemPart((), 0.02, 0.0),
+    SystemPart(("links",), 0.022, 9.1, 10.0, only="switch"),
+    SystemPart(("links", "pattern"), 0.023, 9.0, 2.9, smooth=False, only="switch"),
+    SystemPart(("links", "kind"), 0.02, 3.7, 2.3, only="switch"),
+    SystemPart(("links",), 0.182, 8.4, 5.6, only="inside"),
+    SystemPart(("links", "pattern"), 0.102, 11.4, 1.5, smooth=False, only="inside"),
+    SystemPart(("links", "kind"), 0.102, 9.4, 8.2, only="inside"),
+    SystemPart(("links",), 0.053, 16.0, 8.1, only="across"),
+    SystemPart(("links", "pattern"), 0.042, 4.2, 4.6, smooth=False, only="across"),
+    SystemPart(("links", "kind"), 0.12, 4.0, 3.8, only="across"),
+    SystemPart(("links", "kind", "library"), 0.02, 4.4, 1.1, smooth=False),
 )
-"""The deviation of a system from the prior; a run-time pattern deviates from the isolated collective."""
-NOISE: Final = 0.05
-PRIOR_NOISE: Final = 0.08
-FAR: Final = 0.3
+"""The deviation of a system from what systems share. A run-time pattern deviates from the isolated collective."""
+NOISE: Final = 0.020
+"""The relative spread of an own point around the system's curve, while the curve is fitted."""
+SCATTER: Final = 0.08
+"""The relative spread of single measurements around it, which intervals must hold."""
+PRIOR_NOISE: Final = 0.030
+FAR: Final = 0.09
 DOUBT: Final = 10.0
 """A cell whose value is more than FAR from what other systems suggest gets DOUBT times the squared excess as additional
 variance. So a system that is out of the ordinary, TCP instead of the fabric for instance, says little about others."""
 MOST_CELLS: Final = 80
 """A system with more cells than this keeps every second, third or fourth octave of its sizes."""
 COVERAGE: Final = 0.9
+NORMAL: Final = 1.645
+"""Standard deviations on each side that hold 90 % of a normal distribution."""
 COUNTS: Final = (0, 5, 10, 20, 30)
 """Numbers of own points for which intervals are calibrated."""
-LEAST_SYSTEMS: Final = 5
-"""Systems that a class of links needs for an interval of its own."""
+ANCHORS: Final = 256
+"""Cells that the doubt about a new system is computed from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +143,7 @@ class SystemCells:
 
     ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to, ``variance`` is their noise.
     ``rows`` are the values of each cell's rows. ``matrix`` is the covariance of the cells that may be kept, without
-    noise; ``place`` is the position of each cell in it.
+    noise, and ``shared`` its shared part; ``place`` is the position of each cell in them.
     """
 
     systems: tuple[str, ...]
@@ -147,6 +154,7 @@ class SystemCells:
     variance: Floats
     rows: tuple[Floats, ...]
     matrix: Floats
+    shared: Floats
     place: Ints
 
     def of(self, where: npt.NDArray[Any]) -> Points:
@@ -186,6 +194,7 @@ def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
     kept = octave % step == 0
     thinned = Points(settings=settings, setting=points.setting[kept], log2_bytes=points.log2_bytes[kept])
     same = system[kept][:, None] == system[kept][None, :]
+    shared = covariance(SHARED, thinned, thinned)
     return doubted(
         SystemCells(
             systems=systems,
@@ -195,7 +204,8 @@ def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
             kept=kept,
             variance=np.full(len(order), PRIOR_NOISE**2),
             rows=tuple(np.array([value for _, value in rows[key]]) for key in order),
-            matrix=covariance(SHARED, thinned, thinned) + same * covariance(AMONG, thinned, thinned),
+            matrix=shared + same * covariance(OWN, thinned, thinned),
+            shared=shared,
             place=np.cumsum(kept) - 1,
         )
     )
@@ -223,21 +233,12 @@ def doubted(cells: SystemCells) -> SystemCells:
 def fit_prior(tables: Sequence[CollectiveTable]) -> SystemPrior:
     """Learn the prior from the systems of some tables; intervals are calibrated on systems left out."""
     cells = system_cells(tables)
-    prior = _fitted(cells, cells.kept)
-    return SystemPrior(
-        shared=prior.shared,
-        own=prior.own,
-        noise=prior.noise,
-        points=prior.points,
-        weights=prior.weights,
-        spread=spread_of(list(left_out_systems(cells))),
-    )
+    return replace(_fitted(cells), spread=spread_of(list(left_out_systems(cells))))
 
 
 def without_system(cells: SystemCells, system: int) -> SystemPrior:
-    """The prior as it would be if one system had not been measured."""
-    others = doubted(replace(cells, kept=cells.kept & (cells.system != system)))
-    return _fitted(others, others.kept)
+    """The prior as it would be if one system had not been measured; its intervals are those of a normal distribution."""
+    return _fitted(doubted(replace(cells, kept=cells.kept & (cells.system != system))))
 
 
 def _matrix(cells: SystemCells, where: npt.NDArray[Any]) -> Floats:
@@ -246,12 +247,39 @@ def _matrix(cells: SystemCells, where: npt.NDArray[Any]) -> Floats:
     return np.asarray(cells.matrix[np.ix_(places, places)], dtype=np.float64)
 
 
-def _fitted(cells: SystemCells, where: Mask) -> SystemPrior:
+def _fitted(cells: SystemCells) -> SystemPrior:
+    where = np.flatnonzero(cells.kept)
     points = cells.of(where)
     matrix = _matrix(cells, where)
     matrix[np.diag_indices(len(points))] += cells.variance[where]
     weights = np.linalg.solve(matrix, cells.value[where]).astype(np.float64)
-    return SystemPrior(shared=SHARED, own=OWN, noise=NOISE, points=points, weights=weights, spread={"all": {0: 1.645}})
+    anchors = _anchors(cells.shared[np.ix_(cells.place[where], cells.place[where])])
+    return SystemPrior(
+        shared=SHARED,
+        own=OWN,
+        noise=NOISE,
+        scatter=SCATTER,
+        points=points,
+        weights=weights,
+        anchors=anchors,
+        anchor_system=cells.system[where[anchors]],
+        anchor_variance=cells.variance[where[anchors]],
+        spread=Factors(NORMAL, NORMAL),
+    )
+
+
+def _anchors(shared: Floats) -> Ints:
+    """The cells that settle most of the shared parts: the first pivots of a Cholesky factorisation."""
+    left = np.diag(shared).copy()
+    rows = np.zeros((min(ANCHORS, len(left)), len(left)))
+    for i in range(len(rows)):
+        pivot = int(np.argmax(left))
+        if left[pivot] < PRIOR_NOISE**2:
+            return np.flatnonzero(left < 0.0)
+        rows[i] = (shared[pivot] - rows[:i, pivot] @ rows[:i]) / math.sqrt(left[pivot])
+        left = np.where(left < 0.0, left, np.maximum(left - rows[i] ** 2, 0.0))
+        left[pivot] = -1.0
+    return np.flatnonzero(left < 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,14 +287,13 @@ class LeftOut:
     """A system that was left out and is judged, with some of its rows known.
 
     ``missed`` is log(estimate / measured) of each cell without a known row. The columns that begin with ``row`` have
-    one entry for each row that is not known: its links, log(estimate / measured), and the standard deviation that the
-    model states.
+    one entry for each row that is not known: log(estimate / measured), and the standard deviation that the model
+    states.
     """
 
     system: str
     own_points: int
     missed: Floats
-    row_links: tuple[str, ...]
     row_missed: Floats
     row_deviation: Floats
 
@@ -291,33 +318,30 @@ def left_out_systems(cells: SystemCells, counts: Sequence[int] = COUNTS) -> Iter
                 system=name,
                 own_points=count,
                 missed=(mean - cells.value[mine])[~known],
-                row_links=tuple(s.links for s, n in zip(settings, lengths, strict=True) for _ in range(n)),
                 row_missed=np.repeat(mean, lengths) - np.concatenate(rest),
                 row_deviation=np.repeat(deviation, lengths),
             )
 
 
-def spread_of(judged: Sequence[LeftOut]) -> dict[str, dict[int, float]]:
-    """For each class of links and number of own points: the quantile of |missed| / deviation over systems left out.
+def spread_of(judged: Sequence[LeftOut]) -> Factors:
+    """The ends of the shortest interval that holds 90 % of the rows of systems left out, whatever their own points.
 
-    The rows of a system with n cells weigh √n together: neither the largest tables nor small systems dominate.
+    All systems have the same weight, however many rows they have.
     """
-    result: dict[str, dict[int, float]] = defaultdict(dict)
-    for links in ("all", "switch", "inside", "across"):
-        for count in sorted({entry.own_points for entry in judged}):
-            ratio, weight, systems = [], [], 0
-            for entry in judged:
-                here = np.array([links in ("all", link) for link in entry.row_links], dtype=bool)
-                if entry.own_points == count and here.any():
-                    ratio.append(np.abs(entry.row_missed[here]) / entry.row_deviation[here])
-                    weight.append(np.full(int(here.sum()), math.sqrt(len(entry.missed)) / here.sum()))
-                    systems += 1
-            if systems >= LEAST_SYSTEMS or (links == "all" and systems):
-                result[links][count] = _quantile(np.concatenate(ratio), np.concatenate(weight))
-    return dict(result)
+    here = [entry for entry in judged if len(entry.row_missed)]
+    off = np.concatenate([-entry.row_missed / entry.row_deviation for entry in here])
+    weight = np.concatenate([np.full(len(entry.row_missed), 1.0 / len(entry.row_missed)) for entry in here])
+    return _shortest(off, weight)
 
 
-def _quantile(ratio: Floats, weight: Floats) -> float:
-    order = np.argsort(ratio)
-    below = np.cumsum(weight[order]) / weight.sum()
-    return float(ratio[order][min(len(ratio) - 1, int(np.searchsorted(below, COVERAGE)))])
+def _shortest(off: Floats, weight: Floats) -> Factors:
+    """The shortest interval around 0 with 90 % of the weight, as distances below and above 0."""
+    order = np.argsort(off)
+    value, share = off[order], np.cumsum(weight[order]) / weight.sum()
+    before = np.concatenate([[0.0], share[:-1]])
+    ends = np.searchsorted(share, np.minimum(before + COVERAGE, 1.0) - 1e-12)
+    possible = np.flatnonzero(before + COVERAGE <= 1.0 + 1e-12)
+    low = np.minimum(value[possible], 0.0)
+    high = np.maximum(value[np.minimum(ends[possible], len(value) - 1)], 0.0)
+    best = int(np.argmin(high - low))
+    return Factors(float(-low[best]), float(high[best]))
