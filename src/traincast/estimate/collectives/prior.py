@@ -7,8 +7,8 @@ is a sum of parts:
 - The *shared* parts say how the residuals of different systems resemble each other: systems with the same transport,
   the same kind of links inside a node or a device of the same era err in the same direction. Their posterior mean,
   given all measured systems, is the estimate for a system without any measurement (:meth:`SystemPrior.residual`).
-- The *own* parts say how far a system deviates from all others, over bytes, ranks and collectives. Systems with a switch
-  deviate little, networks between nodes much.
+- The *own* parts say how far a system deviates from what systems share, over bytes, ranks and collectives. Systems with
+  a switch deviate little, others much. (For the measured systems, this deviation has the parts *among*.)
 
 What measured systems leave open of the shared parts, and the own parts, are the doubt about a new system
 (:meth:`SystemPrior.covariance`): small where many alike were measured, large for a collective or a network that nobody
@@ -217,6 +217,7 @@ class SystemPrior:
     """
 
     shared: tuple[SystemPart, ...]
+    among: tuple[SystemPart, ...]
     own: tuple[SystemPart, ...]
     noise: float
     scatter: float
@@ -237,7 +238,7 @@ class SystemPrior:
         """The anchors, and the inverse of the lower Cholesky factor of their covariance."""
         points = self.points.take(self.anchors)
         same = self.anchor_system[:, None] == self.anchor_system[None, :]
-        matrix = covariance(self.shared, points, points) + same * covariance(self.own, points, points)
+        matrix = covariance(self.shared, points, points) + same * covariance(self.among, points, points)
         matrix[np.diag_indices(len(points))] += self.anchor_variance
         return points, np.linalg.inv(np.linalg.cholesky(matrix))
 
@@ -273,6 +274,7 @@ class SystemPrior:
             "features": list(FEATURES),
             "words": words,
             "shared": [[list(part.shared), *part[1:]] for part in self.shared],
+            "among": [[list(part.shared), *part[1:]] for part in self.among],
             "own": [[list(part.shared), *part[1:]] for part in self.own],
             "noise": self.noise,
             "scatter": self.scatter,
@@ -300,6 +302,7 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
             raise ValueError(f"{len(anchors)} anchors have {len(of_system)} systems and {len(noise)} variances")
         return SystemPrior(
             shared=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["shared"]),
+            among=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["among"]),
             own=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["own"]),
             noise=float(card["noise"]),
             scatter=float(card["scatter"]),

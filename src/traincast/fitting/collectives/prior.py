@@ -90,39 +90,45 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 SHARED: Final = (
-    SystemPart(("crosses",), 0.18, 16.0, 15.5),
-    SystemPart(("crosses", "kind"), 0.2, 6.0, 3.0),
-    SystemPart(("offload", "alone"), 0.103, 3.9, 1.1, 4.1),
-    SystemPart(("transport",), 0.073, 6.5, 1.2, 3.9),
-    SystemPart(("crosses", "inside", "library"), 0.096, 3.2, 2.3, 5.5),
-    SystemPart(("crosses", "inside", "era"), 0.416, 7.9, 13.3, 4.4),
-    SystemPart(("crosses", "inside", "kind"), 0.076, 1.7, 1.7),
-    SystemPart(("crosses", "inside", "pair"), 0.098, 8.0, 0.8, 4.6),
-    SystemPart(("route",), 0.022, 6.2, 5.2),
-    SystemPart(("transport", "alone"), 0.043, 7.5, 3.0, 3.3),
-    SystemPart(("links", "inside", "era", "kind"), 0.109, 2.0, 2.0, 3.3),
-    SystemPart(("links", "library", "kind"), 0.051, 5.2, 2.0),
+    SystemPart(("crosses",), 0.22, 12.0, 4.0),
+    SystemPart(("crosses", "kind"), 0.12, 4.0, 3.0),
+    SystemPart(("offload", "alone"), 0.2, 5.0, 3.0, 3.0),
+    SystemPart(("transport",), 0.2, 7.0, 1.5, 5.0),
+    SystemPart(("crosses", "inside", "library"), 0.18, 3.0, 3.0, 5.0),
+    SystemPart(("crosses", "inside", "era"), 0.3, 8.0, 3.0, 4.0),
+    SystemPart(("crosses", "inside", "kind"), 0.1, 1.7, 1.3),
+    SystemPart(("links", "inside", "era", "kind"), 0.1, 2.0, 2.0, 3.3),
+    SystemPart(("crosses", "inside", "pair"), 0.1, 5.0, 3.0, 3.0),
+    SystemPart(("route",), 0.05, 6.0, 3.0),
 )
+AMONG: Final = (
+    SystemPart((), 0.05, 0.0),
+    SystemPart(("crosses",), 0.23, 2.0, 2.1),
+    SystemPart(("crosses", "kind"), 0.23, 3.5, 5.4),
+    SystemPart(("crosses", "kind", "library"), 0.1, 0.6, 1.2, smooth=False),
+)
+"""The deviation of each measured system from what systems share, while the shared part is learned. It follows single
+sizes more closely than :data:`OWN`, so that the cliffs of one system are not taken for what systems share."""
 OWN: Final = (
-    SystemPart((), 0.02, 0.0),
-    SystemPart(("links",), 0.022, 9.1, 10.0, only="switch"),
-    SystemPart(("links", "pattern"), 0.023, 9.0, 2.9, smooth=False, only="switch"),
-    SystemPart(("links", "kind"), 0.02, 3.7, 2.3, only="switch"),
-    SystemPart(("links",), 0.182, 8.4, 5.6, only="inside"),
-    SystemPart(("links", "pattern"), 0.102, 11.4, 1.5, smooth=False, only="inside"),
-    SystemPart(("links", "kind"), 0.102, 9.4, 8.2, only="inside"),
-    SystemPart(("links",), 0.053, 16.0, 8.1, only="across"),
-    SystemPart(("links", "pattern"), 0.042, 4.2, 4.6, smooth=False, only="across"),
-    SystemPart(("links", "kind"), 0.12, 4.0, 3.8, only="across"),
-    SystemPart(("links", "kind", "library"), 0.02, 4.4, 1.1, smooth=False),
+    SystemPart((), 0.04, 0.0),
+    SystemPart(("links",), 0.09, 12.0, 8.0, only="switch"),
+    SystemPart(("links", "pattern"), 0.06, 4.0, 2.0, smooth=False, only="switch"),
+    SystemPart(("links", "kind"), 0.05, 6.0, 4.0, only="switch"),
+    SystemPart(("links",), 0.26, 12.0, 4.5, only="inside"),
+    SystemPart(("links", "pattern"), 0.1, 3.0, 1.5, smooth=False, only="inside"),
+    SystemPart(("links", "kind"), 0.1, 7.0, 3.0, only="inside"),
+    SystemPart(("links",), 0.25, 9.0, 4.0, only="across"),
+    SystemPart(("links", "pattern"), 0.15, 3.0, 1.5, smooth=False, only="across"),
+    SystemPart(("links", "kind"), 0.1, 5.0, 3.0, only="across"),
+    SystemPart(("links", "kind", "library"), 0.06, 1.2, 0.7, smooth=False),
 )
 """The deviation of a system from what systems share. A run-time pattern deviates from the isolated collective."""
-NOISE: Final = 0.020
+NOISE: Final = 0.05
 """The relative spread of an own point around the system's curve, while the curve is fitted."""
-SCATTER: Final = 0.08
+SCATTER: Final = 0.1
 """The relative spread of single measurements around it, which intervals must hold."""
-PRIOR_NOISE: Final = 0.030
-FAR: Final = 0.09
+PRIOR_NOISE: Final = 0.08
+FAR: Final = 0.3
 DOUBT: Final = 10.0
 """A cell whose value is more than FAR from what other systems suggest gets DOUBT times the squared excess as additional
 variance. So a system that is out of the ordinary, TCP instead of the fabric for instance, says little about others."""
@@ -204,7 +210,7 @@ def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
             kept=kept,
             variance=np.full(len(order), PRIOR_NOISE**2),
             rows=tuple(np.array([value for _, value in rows[key]]) for key in order),
-            matrix=shared + same * covariance(OWN, thinned, thinned),
+            matrix=shared + same * covariance(AMONG, thinned, thinned),
             shared=shared,
             place=np.cumsum(kept) - 1,
         )
@@ -233,7 +239,12 @@ def doubted(cells: SystemCells) -> SystemCells:
 def fit_prior(tables: Sequence[CollectiveTable]) -> SystemPrior:
     """Learn the prior from the systems of some tables; intervals are calibrated on systems left out."""
     cells = system_cells(tables)
-    return replace(_fitted(cells), spread=spread_of(list(left_out_systems(cells))))
+    return prior_of(cells, list(left_out_systems(cells)))
+
+
+def prior_of(cells: SystemCells, left_out: Sequence[LeftOut]) -> SystemPrior:
+    """The prior of some cells, with intervals that hold 90 % of what was left out."""
+    return replace(_fitted(cells), spread=spread_of(left_out))
 
 
 def without_system(cells: SystemCells, system: int) -> SystemPrior:
@@ -256,6 +267,7 @@ def _fitted(cells: SystemCells) -> SystemPrior:
     anchors = _anchors(cells.shared[np.ix_(cells.place[where], cells.place[where])])
     return SystemPrior(
         shared=SHARED,
+        among=AMONG,
         own=OWN,
         noise=NOISE,
         scatter=SCATTER,
@@ -299,39 +311,50 @@ class LeftOut:
 
 
 def left_out_systems(cells: SystemCells, counts: Sequence[int] = COUNTS) -> Iterator[LeftOut]:
-    """Leave out one system at a time, and estimate it with some numbers of its own rows: one of each chosen cell."""
-    for number, name in enumerate(cells.systems):
-        prior = without_system(cells, number)
-        mine = np.flatnonzero(cells.system == number)
-        settings = [cells.points.settings[i] for i in cells.points.setting[mine].tolist()]
-        curves = [(*setting.texts, str(setting.log2_ranks)) for setting in settings]
-        for count in counts:
-            known = np.isin(np.arange(len(mine)), choose_points(curves, cells.points.log2_bytes[mine], count))
-            if known.all():
-                continue
-            first = np.array([cells.rows[i][0] for i in mine[known].tolist()], dtype=np.float64)
-            system = AdaptedSystem(prior=prior, points=cells.of(mine[known]), residual=first)
-            mean, deviation = system.posterior(cells.of(mine))
-            rest = [cells.rows[i][1 if own else 0 :] for i, own in zip(mine.tolist(), known.tolist(), strict=True)]
-            lengths = [len(values) for values in rest]
-            yield LeftOut(
-                system=name,
-                own_points=count,
-                missed=(mean - cells.value[mine])[~known],
-                row_missed=np.repeat(mean, lengths) - np.concatenate(rest),
-                row_deviation=np.repeat(deviation, lengths),
-            )
+    """Leave out one system at a time, and estimate it with some numbers of its own rows."""
+    for number in range(len(cells.systems)):
+        yield from judged_system(without_system(cells, number), cells, number, counts)
+
+
+def judged_system(
+    prior: SystemPrior, cells: SystemCells, number: int, counts: Sequence[int] = COUNTS
+) -> Iterator[LeftOut]:
+    """Estimate the cells of one system with some numbers of its own rows: one of each chosen cell."""
+    mine = np.flatnonzero(cells.system == number)
+    settings = [cells.points.settings[i] for i in cells.points.setting[mine].tolist()]
+    curves = [(*setting.texts, str(setting.log2_ranks)) for setting in settings]
+    for count in counts:
+        known = np.isin(np.arange(len(mine)), choose_points(curves, cells.points.log2_bytes[mine], count))
+        if known.all():
+            continue
+        first = np.array([cells.rows[i][0] for i in mine[known].tolist()], dtype=np.float64)
+        system = AdaptedSystem(prior=prior, points=cells.of(mine[known]), residual=first)
+        mean, deviation = system.posterior(cells.of(mine))
+        rest = [cells.rows[i][1 if own else 0 :] for i, own in zip(mine.tolist(), known.tolist(), strict=True)]
+        lengths = [len(values) for values in rest]
+        yield LeftOut(
+            system=cells.systems[number],
+            own_points=count,
+            missed=(mean - cells.value[mine])[~known],
+            row_missed=np.repeat(mean, lengths) - np.concatenate(rest),
+            row_deviation=np.repeat(deviation, lengths),
+        )
 
 
 def spread_of(judged: Sequence[LeftOut]) -> Factors:
-    """The ends of the shortest interval that holds 90 % of the rows of systems left out, whatever their own points.
+    """The ends of the shortest interval that holds 90 % of the rows of systems left out, without own points and with.
 
-    All systems have the same weight, however many rows they have.
+    All systems have the same weight, however many rows they have. The wider end of both cases is taken, so that own
+    points never widen an interval.
     """
-    here = [entry for entry in judged if len(entry.row_missed)]
-    off = np.concatenate([-entry.row_missed / entry.row_deviation for entry in here])
-    weight = np.concatenate([np.full(len(entry.row_missed), 1.0 / len(entry.row_missed)) for entry in here])
-    return _shortest(off, weight)
+    ends = []
+    for adapted in (False, True):
+        here = [entry for entry in judged if (entry.own_points > 0) == adapted and len(entry.row_missed)]
+        if here:
+            off = np.concatenate([-entry.row_missed / entry.row_deviation for entry in here])
+            weight = np.concatenate([np.full(len(entry.row_missed), 1.0 / len(entry.row_missed)) for entry in here])
+            ends.append(_shortest(off, weight))
+    return Factors(*np.max(ends, axis=0).tolist())
 
 
 def _shortest(off: Floats, weight: Floats) -> Factors:
