@@ -4,8 +4,8 @@
 
 Prints Markdown tables of the errors; ``--write`` also replaces those in docs/collectives.md, and ``--ship`` puts the
 prior into the shipped bundle, whose curves stay as they are. The prior is fitted to the systems that
-benchmarks/data/sources.toml lists as guides. Each of these is judged by a prior without it; the systems listed as judges
-are never fitted. A cell is the median over the variants of one size in one setting of a system. Frameworks' own kernels
+benchmarks/data/sources.toml lists as guides. Each of these is judged by a prior without it; those listed as judges are
+never fitted. A cell is the median over the variants of one size in one setting of a system. Frameworks' own kernels
 are not part of the study.
 """
 

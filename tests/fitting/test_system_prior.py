@@ -83,9 +83,7 @@ def test_all_rows_but_the_own_points_are_judged_by_the_intervals(file: Path) -> 
 def left_out(system: str, off: npt.NDArray[np.float64], own_points: int = 0) -> LeftOut:
     """A system whose rows took exp(``off``) times as long as estimated, where the model states 0.1."""
     deviation = np.full(len(off), 0.1)
-    return LeftOut(
-        system=system, own_points=own_points, missed=-off[:1], row_missed=-off, row_deviation=deviation
-    )
+    return LeftOut(system=system, own_points=own_points, missed=-off[:1], row_missed=-off, row_deviation=deviation)
 
 
 def test_spread_holds_nine_of_ten() -> None:

@@ -36,7 +36,8 @@ _LANES: Final = re.compile(
 """Lanes of an InfiniBand port: ``4X EDR``, ``2x 4x HDR``, ``NDR 4x``. Rates of generations are those of four lanes."""
 _USUAL_LANES: Final = 4
 _COUNT: Final = re.compile(
-    r"(?<![\w.])(\d{1,3})(?!\s*[GT]b)\s*(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?|adapters?|rails?)\b))"
+    r"(?<![\w.])(\d{1,3})(?!\s*[GT]b)\s*"
+    r"(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?|adapters?|rails?)\b))"
     r"|(?:[a-z]DR\d*|infiniband|ib|roce|efa|ethernet|gbe|gbps|\dG)\s*[x\u00d7]\s*(\d{1,2})\b(?!\s*G)"
     r"|\b(single|dual|quad)\W?rail\b",
     re.IGNORECASE,

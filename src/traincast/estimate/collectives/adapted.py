@@ -24,7 +24,6 @@ from traincast.estimate.collectives.prior import (
     CollectiveSetting,
     Points,
     SystemPrior,
-    covariance,
     packed_settings,
     setting_of,
     transport_of,

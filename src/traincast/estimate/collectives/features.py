@@ -251,7 +251,7 @@ def baseline_seconds(works: Sequence[Message], cluster: Cluster) -> Floats:
 def link_floor_seconds(work: Message, cluster: Cluster) -> float:
     """The shortest time that the stated bandwidths allow at all, in seconds.
 
-    A rank receives at least (n − 1)/n of the bytes, and one of N islands (N − 1)/N of them through all NICs of its nodes.
+    A rank receives at least (n − 1)/n of the bytes, and one of N islands (N − 1)/N of them through all of its NICs.
     """
     if isinstance(work, Transfer):
         ranks, nodes, share = 2, 2 if work.crosses_nodes else 1, 1.0

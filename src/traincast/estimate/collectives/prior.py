@@ -1,7 +1,7 @@
 """Collectives of systems that nobody measured: what other systems suggest, corrected by the system's own points.
 
 The unknown is the *residual*, log(seconds / baseline), where the baseline follows from latencies and bandwidths alone.
-It is modelled as one Gaussian process (Rasmussen and Williams, 2006) in which systems are random effects. Its covariance
+It is one Gaussian process (Rasmussen and Williams, 2006) in which systems are random effects. Its covariance
 is a sum of parts:
 
 - The *shared* parts say how the residuals of different systems resemble each other: systems with the same transport,
@@ -256,7 +256,8 @@ class SystemPrior:
     def variance(self, at: Points) -> Floats:
         """The diagonal of :meth:`covariance` of some points with themselves."""
         settled = np.sum(self._known(at) ** 2, axis=1)
-        return np.maximum(variance((*self.shared, *self.own), at) - settled, variance(self.own, at))
+        left: Floats = np.maximum(variance(self.shared, at) - settled, 0.0)
+        return left + variance(self.own, at)
 
     def packed(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Arrays and card entry, from which :func:`unpacked` makes the same prior."""

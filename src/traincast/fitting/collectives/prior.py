@@ -35,6 +35,10 @@ from traincast.estimate.collectives.prior import (
 from traincast.fitting.collectives.table import CollectiveTable
 
 
+TURNS: Final = (1.0, 0.0, 0.5)
+"""Sizes of curves that get a single point, one after the other: the largest, the smallest, the middle."""
+
+
 def choose_points(
     curves: Sequence[Hashable], log2_bytes: npt.NDArray[np.float64], count: int, *, names: Sequence[str] = ()
 ) -> list[int]:
@@ -42,7 +46,8 @@ def choose_points(
 
     ``curves`` says which points lie on one curve (the same collective, links, software and number of ranks). Curves
     take turns, those with the most sizes first. On a curve, sizes are chosen evenly between the smallest and the
-    largest. Among points of equal size, ``names`` decides, and then the position.
+    largest. Curves with a single point take turns with its size (:data:`TURNS`), because small messages tell latencies
+    and large ones bandwidths. Among points of equal size, ``names`` decides, and then the position.
 
     >>> choose_points(["a"] * 5, np.arange(5.0), 3)
     [0, 2, 4]
@@ -64,7 +69,10 @@ def choose_points(
             if left and shares[i] < sum(map(len, sizes)):
                 shares[i] += 1
                 left -= 1
-    return sorted(i for sizes, share in zip(ordered, shares, strict=True) for i in _evenly(sizes, share))
+    singles = [i for i, share in enumerate(shares) if share == 1]
+    turns = {i: TURNS[n % len(TURNS)] for n, i in enumerate(singles)}
+    chosen = (_evenly(sizes, share, turns.get(i, 0.0)) for i, (sizes, share) in enumerate(zip(ordered, shares, strict=True)))
+    return sorted(i for points in chosen for i in points)
 
 
 def _by_size(rows: Sequence[int], log2_bytes: npt.NDArray[np.float64]) -> list[list[int]]:
@@ -75,13 +83,16 @@ def _by_size(rows: Sequence[int], log2_bytes: npt.NDArray[np.float64]) -> list[l
     return list(sizes.values())
 
 
-def _evenly(sizes: Sequence[Sequence[int]], count: int) -> list[int]:
-    """``count`` rows of a curve: one of each of evenly spaced sizes; of all sizes again if there are too few."""
+def _evenly(sizes: Sequence[Sequence[int]], count: int, place: float = 0.0) -> list[int]:
+    """``count`` rows of a curve: one of each of evenly spaced sizes; of all sizes again if there are too few.
+
+    A single row has the size at ``place``, from 0 for the smallest to 1 for the largest.
+    """
     if count > len(sizes):
         rest = [list(rows[1:]) for rows in sizes if len(rows) > 1]
         return [rows[0] for rows in sizes] + _evenly(rest, count - len(sizes))
     if count == 1:
-        return [sizes[-1 - (len(sizes) - 1) // 2][0]] if len(sizes) > 1 else [sizes[0][0]]
+        return [sizes[math.ceil(place * (len(sizes) - 1))][0]]
     return [sizes[round(float(i))][0] for i in np.linspace(0, len(sizes) - 1, count)]
 
 
@@ -248,7 +259,7 @@ def prior_of(cells: SystemCells, left_out: Sequence[LeftOut]) -> SystemPrior:
 
 
 def without_system(cells: SystemCells, system: int) -> SystemPrior:
-    """The prior as it would be if one system had not been measured; its intervals are those of a normal distribution."""
+    """The prior as it would be if one system had not been measured; its intervals are a normal distribution's."""
     return _fitted(doubted(replace(cells, kept=cells.kept & (cells.system != system))))
 
 
