@@ -75,7 +75,7 @@ def systems_of(tables: Sequence[CollectiveTable], part: str) -> list[CollectiveT
 
 
 def ship(prior: SystemPrior, sources: Sequence[str]) -> None:
-    """Replace the prior in the shipped bundle; its curves stay as they are."""
+    """Replace the prior in the shipped bundle, which was fitted to ``sources``; its curves stay as they are."""
     card = json.loads((SHIPPED / "card.json").read_text(encoding="utf-8"))
     kept = {
         name: array
@@ -83,7 +83,7 @@ def ship(prior: SystemPrior, sources: Sequence[str]) -> None:
         if not name.startswith("prior_")
     }
     arrays, card["model"]["prior"] = prior.packed()
-    card["data"]["sources"] = sorted({*card["data"]["sources"], *sources})
+    card["data"]["sources"] = list(sources)
     save_bundle(SHIPPED, card, {**kept, **arrays})
 
 
