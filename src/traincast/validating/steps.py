@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from traincast.cluster import Cluster
 from traincast.errors import StrategyError, TraincastError
 from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast
-from traincast.measured import Measured, dp_steps, steps
+from traincast.measured import Measured, dp_steps, source_of, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.dialect import Dialect
 from traincast.measured.table import completed, failed_otherwise, rows_of
@@ -46,10 +47,10 @@ def validate_steps(
 
     def outcome(index: int, row: Row) -> RowOutcome:
         run = steps.read_run(index, row, cluster=cluster, allow_code=allow_code)
-        judged = _judged(run, group=steps.group_of(row), cost_model=cost_model, calibrated=calibrated)
+        judged = _judged(run, group=source_of(row), cost_model=cost_model, calibrated=calibrated)
         return replace(judged, maybe_seen=True) if judged.calibrated_by and cluster is not None else judged
 
-    outcomes = _outcomes(rows, outcome, group=steps.group_of, progress=progress)
+    outcomes = _outcomes(rows, outcome, group=source_of, progress=progress)
     otherwise = failed_otherwise(rows, [steps.has_run(row) for row in rows])
     pairs = zip(outcomes, otherwise, strict=True)
     return RowValidation(rows=tuple(replace(row, failed_otherwise=found) for row, found in pairs), with_memory=True)
@@ -102,7 +103,8 @@ def _judged(
 
     If the run failed and its strategy is impossible, the forecast counts as "does not fit".
     """
-    request = with_calibration(run.request) if calibrated else without_calibration(run.request)
+    use = with_calibration if calibrated else without_calibration
+    request = use(run.request)
     by = calibrated_by(run.request) if calibrated else ""
     outcome = RowOutcome(
         index=run.index,
@@ -120,11 +122,12 @@ def _judged(
             raise
         return replace(outcome, fits=False, fits_probability=0.0, reason=str(error))
     report = made.report
+    others = [forecast(use(other), cost_model=cost_model).report.step_s for other in run.others]
     outcome = replace(
         outcome,
         predicted=max(report.step_s, run.loading_s),
-        low=max(report.low_s, run.loading_s / _LOADING_SPREAD),
-        high=max(report.high_s, run.loading_s * _LOADING_SPREAD),
+        low=max(min(report.low_s, *others, math.inf), run.loading_s / _LOADING_SPREAD),
+        high=max(report.high_s, *others, run.loading_s * _LOADING_SPREAD),
         fits=report.fits,
         fits_probability=report.fits_probability,
     )

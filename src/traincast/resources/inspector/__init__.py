@@ -1,7 +1,0 @@
-"""The graph inspector: predicts how a run draws on its resources from the graph of its operators alone.
-
-The network is that of Driple (Yang et al., "Prediction of the Resource Consumption of Distributed Deep Learning
-Systems", SIGMETRICS 2022). The life of its data, in order: ``communities`` and ``grouping`` divide the operators into
-groups, ``features`` describes the groups and the setting, ``network`` is trained by ``train`` and evaluated without
-PyTorch by ``evaluate``, ``bundle`` keeps it in a folder.
-"""
