@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 import traincast
 from benchmarks.markdown import table as markdown
 from benchmarks.markers import write
+from benchmarks.unseen import role_of
 from traincast.estimate.bundle import save_bundle
 from traincast.estimate.collectives.prior import Factors, SystemPrior
 from traincast.fitting.collectives.prior import (
@@ -35,10 +36,8 @@ from traincast.fitting.collectives.prior import (
     system_cells,
 )
 from traincast.fitting.collectives.table import CollectiveTable, read_collectives
-from traincast.schema import read_toml
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "collectives.md"
-SOURCES: Final = Path(__file__).parent / "data" / "sources.toml"
 SHIPPED: Final = Path(traincast.__file__).parent / "bundles" / "collectives"
 TABLES: Final = ("collectives.parquet", "collectives_more.parquet", "third/collectives.parquet")
 COUNTS: Final = (0, 10, 30)
@@ -70,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def systems_of(tables: Sequence[CollectiveTable], part: str) -> list[CollectiveTable]:
     """The rows of the systems that guide choices (``guide``), or of those that only judge (``judge``)."""
-    names = set(read_toml(SOURCES, "list of sources")["collectives"][part])
-    return [table.take(np.array([str(name) in names for name in table.system], dtype=bool)) for table in tables]
+    return [
+        table.take(np.array([role_of("collectives", str(name)) == part for name in table.system], dtype=bool))
+        for table in tables
+    ]
 
 
 def ship(prior: SystemPrior, sources: Sequence[str]) -> None:

@@ -213,7 +213,7 @@ class SystemPrior:
     ``noise`` is the relative spread of an own point around its system's curve, ``scatter`` that of any further
     measurement. ``anchors`` are some of ``points``, by number: what they leave open is the doubt about a new system.
     ``anchor_system`` numbers their systems, and ``anchor_variance`` is their noise. ``spread`` are the ends of the
-    interval that held 90 % of the measurements of systems left out.
+    interval that held 90 % of the measurements of systems left out. ``systems`` names the systems of ``points``.
     """
 
     shared: tuple[SystemPart, ...]
@@ -227,6 +227,7 @@ class SystemPrior:
     anchor_system: Ints
     anchor_variance: Floats
     spread: Factors
+    systems: tuple[str, ...] = ()
 
     def residual(self, at: Points) -> Floats:
         """The expected log(seconds / baseline) at some points of a system that was not measured."""
@@ -280,6 +281,7 @@ class SystemPrior:
             "noise": self.noise,
             "scatter": self.scatter,
             "spread": list(self.spread),
+            "systems": list(self.systems),
         }
         return arrays, card
 
@@ -313,6 +315,7 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
             anchor_system=of_system.astype(np.int64),
             anchor_variance=noise.astype(np.float64),
             spread=Factors(*map(float, card["spread"])),
+            systems=tuple(map(str, card["systems"])),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"fitted collectives: the prior of unmeasured systems is damaged: {error}") from None

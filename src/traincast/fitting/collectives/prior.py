@@ -34,7 +34,6 @@ from traincast.estimate.collectives.prior import (
 )
 from traincast.fitting.collectives.table import CollectiveTable
 
-
 TURNS: Final = (1.0, 0.0, 0.5)
 """Sizes of curves that get a single point, one after the other: the largest, the smallest, the middle."""
 
@@ -69,10 +68,11 @@ def choose_points(
             if left and shares[i] < sum(map(len, sizes)):
                 shares[i] += 1
                 left -= 1
-    singles = [i for i, share in enumerate(shares) if share == 1]
-    turns = {i: TURNS[n % len(TURNS)] for n, i in enumerate(singles)}
-    chosen = (_evenly(sizes, share, turns.get(i, 0.0)) for i, (sizes, share) in enumerate(zip(ordered, shares, strict=True)))
-    return sorted(i for points in chosen for i in points)
+    chosen, singles = [], 0
+    for sizes, share in zip(ordered, shares, strict=True):
+        chosen += _evenly(sizes, share, TURNS[singles % len(TURNS)])
+        singles += share == 1
+    return sorted(chosen)
 
 
 def _by_size(rows: Sequence[int], log2_bytes: npt.NDArray[np.float64]) -> list[list[int]]:
@@ -288,6 +288,7 @@ def _fitted(cells: SystemCells) -> SystemPrior:
         anchor_system=cells.system[where[anchors]],
         anchor_variance=cells.variance[where[anchors]],
         spread=Factors(NORMAL, NORMAL),
+        systems=tuple(cells.systems[i] for i in sorted(set(cells.system[where].tolist()))),
     )
 
 
