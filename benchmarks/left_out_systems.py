@@ -26,7 +26,7 @@ from benchmarks.markdown import table as markdown
 from benchmarks.markers import write
 from benchmarks.unseen import role_of
 from traincast.estimate.bundle import save_bundle
-from traincast.estimate.collectives.prior import Factors, SystemPrior
+from traincast.estimate.collectives.prior import IntervalEnds, SystemPrior
 from traincast.fitting.collectives.prior import (
     LeftOut,
     judged_system,
@@ -88,7 +88,7 @@ def ship(prior: SystemPrior, sources: Sequence[str]) -> None:
     save_bundle(SHIPPED, card, {**kept, **arrays})
 
 
-def overall(left_out: Sequence[LeftOut], judged: Sequence[LeftOut], spread: Factors) -> str:
+def overall(left_out: Sequence[LeftOut], judged: Sequence[LeftOut], spread: IntervalEnds) -> str:
     """The errors of guides left out and of judges, by number of own points."""
     rows = []
     others = {e.system: spread_of([o for o in left_out if o.system != e.system]) for e in left_out}
@@ -143,7 +143,7 @@ def errors(entry: LeftOut) -> Floats:
     return np.asarray(100.0 * np.abs(np.expm1(entry.missed)))
 
 
-def covered(entry: LeftOut, spread: Factors) -> npt.NDArray[np.bool_]:
+def covered(entry: LeftOut, spread: IntervalEnds) -> npt.NDArray[np.bool_]:
     """Whether each row that is not known lies in its interval."""
     off = -entry.row_missed / entry.row_deviation
     return np.asarray((-spread.below <= off) & (off <= spread.above))

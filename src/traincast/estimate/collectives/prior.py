@@ -198,7 +198,7 @@ def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[Colle
     return pairs
 
 
-class Factors(NamedTuple):
+class IntervalEnds(NamedTuple):
     """The ends of an interval below and above the estimate, in standard deviations of the logarithm."""
 
     below: float
@@ -226,7 +226,7 @@ class SystemPrior:
     anchors: Ints
     anchor_system: Ints
     anchor_variance: Floats
-    spread: Factors
+    spread: IntervalEnds
     systems: tuple[str, ...] = ()
 
     def residual(self, at: Points) -> Floats:
@@ -314,7 +314,7 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
             anchors=anchors.astype(np.int64),
             anchor_system=of_system.astype(np.int64),
             anchor_variance=noise.astype(np.float64),
-            spread=Factors(*map(float, card["spread"])),
+            spread=IntervalEnds(*map(float, card["spread"])),
             systems=tuple(map(str, card["systems"])),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -25,7 +25,7 @@ from traincast.estimate.collectives.adapted import AdaptedSystem
 from traincast.estimate.collectives.features import KINDS
 from traincast.estimate.collectives.prior import (
     CollectiveSetting,
-    Factors,
+    IntervalEnds,
     Points,
     SystemPart,
     SystemPrior,
@@ -83,7 +83,7 @@ def _by_size(rows: Sequence[int], log2_bytes: npt.NDArray[np.float64]) -> list[l
     return list(sizes.values())
 
 
-def _evenly(sizes: Sequence[Sequence[int]], count: int, place: float = 0.0) -> list[int]:
+def _evenly(sizes: Sequence[Sequence[int]], count: int, place: float = 0.5) -> list[int]:
     """``count`` rows of a curve: one of each of evenly spaced sizes; of all sizes again if there are too few.
 
     A single row has the size at ``place``, from 0 for the smallest to 1 for the largest.
@@ -287,7 +287,7 @@ def _fitted(cells: SystemCells) -> SystemPrior:
         anchors=anchors,
         anchor_system=cells.system[where[anchors]],
         anchor_variance=cells.variance[where[anchors]],
-        spread=Factors(NORMAL, NORMAL),
+        spread=IntervalEnds(NORMAL, NORMAL),
         systems=tuple(cells.systems[i] for i in sorted(set(cells.system[where].tolist()))),
     )
 
@@ -353,7 +353,7 @@ def judged_system(
         )
 
 
-def spread_of(judged: Sequence[LeftOut]) -> Factors:
+def spread_of(judged: Sequence[LeftOut]) -> IntervalEnds:
     """The ends of the shortest interval that holds 90 % of the rows of systems left out, without own points and with.
 
     All systems have the same weight, however many rows they have. The wider end of both cases is taken, so that own
@@ -366,10 +366,10 @@ def spread_of(judged: Sequence[LeftOut]) -> Factors:
             off = np.concatenate([-entry.row_missed / entry.row_deviation for entry in here])
             weight = np.concatenate([np.full(len(entry.row_missed), 1.0 / len(entry.row_missed)) for entry in here])
             ends.append(_shortest(off, weight))
-    return Factors(*np.max(ends, axis=0).tolist())
+    return IntervalEnds(*np.max(ends, axis=0).tolist())
 
 
-def _shortest(off: Floats, weight: Floats) -> Factors:
+def _shortest(off: Floats, weight: Floats) -> IntervalEnds:
     """The shortest interval around 0 with 90 % of the weight, as distances below and above 0."""
     order = np.argsort(off)
     value, share = off[order], np.cumsum(weight[order]) / weight.sum()
@@ -379,4 +379,4 @@ def _shortest(off: Floats, weight: Floats) -> Factors:
     low = np.minimum(value[possible], 0.0)
     high = np.maximum(value[np.minimum(ends[possible], len(value) - 1)], 0.0)
     best = int(np.argmin(high - low))
-    return Factors(float(-low[best]), float(high[best]))
+    return IntervalEnds(float(-low[best]), float(high[best]))
