@@ -9,7 +9,7 @@ from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
-from traincast.measured.dialect import vocabulary
+from traincast.measured.dialect import meaning, vocabulary
 from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models.language import optimizer_name
 from traincast.measured.models.networks import network_of
@@ -263,7 +263,7 @@ def _runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str])
         if not text(row, "xla"):
             assumed.append(unstated("XLA", "on" if compiled else "off"))
     try:
-        return find_runtime(framework)
+        return _laid_out(row, find_runtime(framework), graph, assumed)
     except UnknownNameError:
         said = (
             f"framework {framework!r} not known: {habits.otherwise}"
@@ -272,6 +272,16 @@ def _runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str])
         )
         assumed.append(said)
         return load_runtime(habits.otherwise)
+
+
+def _laid_out(row: Row, runtime: Runtime, graph: OperatorGraph, assumed: list[str]) -> Runtime:
+    """Return ``runtime`` with the layout of images that a row states in a column of its own or in its notes."""
+    if not any(op.kind is OpKind.CONV for op, _ in graph):
+        return runtime
+    stated = meaning(vocabulary(Spellings).layouts, f"{text(row, 'layout')} {text(row, 'notes')}")
+    if stated is None and runtime.kernels.layout == "channels_first":
+        assumed.append(unstated("layout of images", "channels first, as by default"))
+    return runtime if stated is None else runtime.patched(kernels={"layout": stated})
 
 
 def _compiled(row: Row) -> bool:

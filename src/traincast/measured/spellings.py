@@ -27,6 +27,7 @@ class Spellings:
     automatic: Pattern
     integers: Pattern
     no_tf32: Pattern
+    layouts: Meanings[str]
     mixed: dict[str, str]
     recompute: dict[str, tuple[str, ...]]
     keeps_some: Pattern

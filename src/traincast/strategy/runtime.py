@@ -43,6 +43,11 @@ class LaunchTable:
     """Launches per forward operator."""
     backward: Amount = 1.2
     """Launches per backward operator. Those of autograd are cheaper than those of forward."""
+    prepared: Amount = 0.0
+    """Additional launches per forward convolution or batch norm: a library makes descriptors, finds a workspace and
+    chooses an algorithm."""
+    prepared_backward: Amount = 0.0
+    """The same per backward one, which has several kernels and adds up the gradients of its parameters."""
     collective: Amount = 6.0
     """Launches per collective or transfer."""
     block: Amount = 0.0
@@ -80,6 +85,9 @@ class KernelTable:
     """Kernels of attention with sinks; ``flash-2`` also computes the scores that a window hides."""
     measured_with: str = ""
     """The framework whose measured operators are preferred, spelt as in tables of measurements."""
+    layout: Literal["channels_first", "channels_last"] = "channels_last"
+    """How tensors of images with 16 bits lie in memory. Matrix units read channels last; with ``channels_first``,
+    convolutions convert what they read and write (:mod:`traincast.estimate.operators.convolutions`)."""
     autocast: bool = False
     """Whether mixed precision is that of ``torch.autocast`` on weights in fp32
     (:mod:`traincast.strategy.program.autocast`). Otherwise all activations have 16 bits."""
