@@ -59,7 +59,7 @@ class Forecast(Brief):
     servers: ServerJob | None = None
 
     def brief(self) -> BriefTable:
-        """Return that of the report: the other parts hold megabytes."""
+        """Return the brief of the report; the other parts of a forecast hold megabytes."""
         return self.report.brief()
 
     def detailed(self, *, all_ranks: bool = False, bound: Literal["low", "seconds", "high"] = "seconds") -> Timeline:

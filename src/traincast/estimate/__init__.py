@@ -1,4 +1,4 @@
-"""How long one piece takes: cost models of operators, collectives and transfers."""
+"""How long one work takes: cost models of operators, collectives and transfers."""
 
 from traincast.estimate.analytical import AnalyticalCostModel
 from traincast.estimate.events.model import EventsCostModel, read_events

@@ -1,4 +1,4 @@
-"""How long one piece takes: the protocol every cost model follows."""
+"""How long one work takes: the protocol that every cost model follows."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _from_file(
         depths = further or (stated if isinstance(stated, int) and stated > 0 else 1)
         name = f"{name}+mtp"
         parameters = zoo.with_further(name, family, parameters, depths)
-    spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
+    spec = f"{family}:" + ",".join(f"{k}={_word_for(v)}" for k, v in parameters.items())
     return _of_family(_Wanted(name, spec, family, parameters, seq), use_cache, progress)
 
 
@@ -164,7 +164,7 @@ def _untraceable(model_type: str, error: CaptureError) -> CaptureError:
     )
 
 
-def _plain(value: object) -> str:
+def _word_for(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -200,7 +200,7 @@ def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> O
 
 
 def _kept(key: str, trace: Callable[[], OperatorGraph]) -> OperatorGraph:
-    """The graph that the cache has under ``key``, or a new one, which it then has; without a key only a new one."""
+    """Return the cached graph of ``key``; if there is none, trace it and cache it. Without a key, nothing is cached."""
     found = graph_cache.cached(key) if key else None
     if found is not None:
         return found
@@ -211,7 +211,7 @@ def _kept(key: str, trace: Callable[[], OperatorGraph]) -> OperatorGraph:
 
 
 def _digest_of(path: Path) -> str:
-    """A digest of what the file says; empty if it cannot be read, which its reader then says."""
+    """A digest of the file's content; empty if the file cannot be read, which its reader will report."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

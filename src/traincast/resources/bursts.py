@@ -52,7 +52,7 @@ _DIP: Final = 1
 _RIPPLE: Final = 0.2
 """Rises within this share of the distance between the two means, at its lower and its upper end, are no bursts."""
 _CARRIED: Final = 2.5
-"""Samples that a burst, or a pause, lasts at least on average if its length is told."""
+"""If bursts, or pauses, last fewer samples than this on average, their length is not known."""
 _DISTINCT: Final = 2.0 / 3.0
 """Share of the bursts that must remain if dips were one sample longer; otherwise their number is not known."""
 _INSIDE: Final = 0.25
@@ -100,7 +100,7 @@ def use_of(samples: Samples, *, period_s: float, repeats: bool = False) -> Resou
     low, high = float(samples[~bursting].mean()), float(samples[bursting].mean())
     raw = np.clip((samples - low) / (high - low), 0.0, 1.0)
     share = _filled(raw, _DIP, repeats=repeats)
-    if _plain(share).mean() >= _BUSY:
+    if _without_ripples(share).mean() >= _BUSY:
         return busy
     cycles = _Cycles.of(share, repeats=repeats)
     amount = _level(samples, share, cycles, high, repeats=repeats)
@@ -146,7 +146,7 @@ def two_means(samples: Samples) -> float:
     count = np.arange(1, len(ordered))
     sums = np.cumsum(ordered)
     below, above = sums[:-1], sums[-1] - sums[:-1]
-    between = below**2 / count + above**2 / (len(ordered) - count)  # what the variance within the groups lacks
+    between = below**2 / count + above**2 / (len(ordered) - count)  # largest where groups vary least
     between[ordered[:-1] == ordered[1:]] = -np.inf  # equal samples stay together
     cut = int(between.argmax())
     return float((ordered[cut] + ordered[cut + 1]) / 2)
@@ -166,10 +166,10 @@ def resampled(times_s: Samples, totals: Samples, *, period_s: float) -> Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycles:
-    """The ``part`` of the samples that has whole cycles; if they do not ``turn``, they have no whole one.
+    """The ``part`` of the samples that consists of whole cycles; ``turn`` is false if there is no whole cycle.
 
     A step that repeats is whole. An observation has whole cycles between two starts of bursts or, if it has only one
-    start, between two ends; if it has neither, all of it counts as one cycle at least.
+    start, between two ends. If it has neither, all of it counts as at least one cycle.
     """
 
     part: slice
@@ -188,13 +188,13 @@ class _Cycles:
 
     def count(self, share: Samples) -> float:
         """The number of bursts in them."""
-        plain = _plain(share[self.part])
+        even = _without_ripples(share[self.part])
         if self.turn:
-            return float(np.abs(plain - np.roll(plain, 1)).sum()) / 2.0
-        return max(1.0, float(np.abs(np.diff(plain)).sum()) / 2.0)
+            return float(np.abs(even - np.roll(even, 1)).sum()) / 2.0
+        return max(1.0, float(np.abs(np.diff(even)).sum()) / 2.0)
 
 
-def _plain(share: Samples) -> Samples:
+def _without_ripples(share: Samples) -> Samples:
     """Shares without ripples: stretched, so that small differences from 0 and 1 vanish."""
     return np.clip((share - _RIPPLE) / (1.0 - 2.0 * _RIPPLE), 0.0, 1.0)
 
@@ -215,7 +215,7 @@ def _level(samples: Samples, share: Samples, cycles: _Cycles, otherwise: float, 
 
 
 def _moved(share: Samples, by: int, *, repeats: bool) -> Samples:
-    """Shares ``by`` samples later; an observation goes on as it begins and ends."""
+    """Shares moved ``by`` samples later; if they do not repeat, the first or the last share fills the gap."""
     if repeats:
         return np.roll(share, by)
     return share[np.clip(np.arange(len(share)) - by, 0, len(share) - 1)]

@@ -64,7 +64,7 @@ def compared_page(found: ResourceComparison, about: Mapping[str, Any]) -> str:
 
 
 def _thinned(values: Floats) -> list[float]:
-    """At most so many points as a page has: means of equal parts."""
+    """Thin a curve out to at most as many points as a page shows: means of equal parts."""
     parts = np.array_split(values, min(len(values), _POINTS))
     return _rounded(np.array([part.mean() for part in parts]))
 

@@ -262,7 +262,7 @@ def _train(request: RunRequest, place: Path, launching: _Launching) -> _Measured
 
 
 def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Windows without those borders at which the next begins when one ends."""
+    """Join windows that follow one another without a gap."""
     starts = [start for n, (start, _) in enumerate(windows) if not n or start > windows[n - 1][1]]
     ends = [end for n, (_, end) in enumerate(windows) if n + 1 == len(windows) or windows[n + 1][0] > end]
     return list(zip(starts, ends, strict=True))

@@ -70,7 +70,7 @@ class LearnedEvents:
         return {kind: sum(row["kind"] == kind for row in self.rows) for kind in ("operator", "launch", "collective")}
 
     def cost_model(self) -> EventsCostModel:
-        """The cost model that looks up these events, for ``predict`` and ``search``; the default one tells the rest."""
+        """The cost model of these events, for ``predict`` and ``search``; the default one estimates all other works."""
         events = events_of(Path("learned from traces"), self.card, self.rows)
         return EventsCostModel(events, learned_cost_model())
 

@@ -78,7 +78,7 @@ class Shapes:
         return replace(self, sizes=np.clip(self.sizes, low, high))
 
     def as_wide_as(self, dtype: str) -> Shapes:
-        """The same computed in ``dtype``, to which narrower elements are converted; if it is empty, as they are."""
+        """The same operators with narrower elements converted to ``dtype``; unchanged if it is empty."""
         least = DType(dtype).nbytes if dtype else 0.0
         columns = [i for i, name in enumerate(FAMILIES[self.family].sizes) if name in WIDTHS]
         if not columns or (self.sizes[:, columns[0]] >= least).all():

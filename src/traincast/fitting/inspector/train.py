@@ -45,7 +45,7 @@ class RunExamples:
 
     @property
     def references(self) -> Floats:
-        """What the figures of each run are measured by, as [runs, 12]."""
+        """The reference value of each figure, by which it is divided: [runs, 12]."""
         return np.stack([one.reference for one in self.inputs])
 
 
@@ -77,7 +77,7 @@ class InspectorTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Examples of equal depth, padded to the largest: tensors of :meth:`Inspector.forward`, and what to say."""
+    """Examples of equal depth, padded to the largest: the arguments of :meth:`Inspector.forward`, and the targets."""
 
     x: torch.Tensor
     adjacency: torch.Tensor

@@ -89,8 +89,8 @@ def _measures(operators: Sequence[Operator]) -> list[tuple[_Measure, _Measure]]:
 def _measured(op: Operator) -> tuple[_Measure, _Measure]:
     """The measures of an operator with one sample and with two.
 
-    Those of an operator all of whose tensors grow with the samples double. Products and norms compute twice as much,
-    and move what does not grow as before. Others are measured with two samples.
+    If all tensors of an operator grow with the samples, its measures double. Products and norms compute twice as much;
+    they move tensors that grow twice, and all others once. Any other operator is measured with two samples.
     """
     one = _measure(op)
     fixed = [tensor.nbytes for tensor in op.inputs if tensor.batch_dim is None]

@@ -147,7 +147,7 @@ def score(predicted: Floats, measured: Floats) -> dict[tuple[str, str], FigureSc
 
 
 def spread(predicted: Floats, measured: Floats, *, share: float = 0.9) -> Floats:
-    """Return the factor of each target within which ``share`` of the measured values lie of the predicted ones."""
+    """Return a factor for each target: the ``share`` of the measured values are within it of their predictions."""
     factors = np.full(len(TARGETS), 10.0)
     for at in range(len(TARGETS)):
         known = np.isfinite(measured[:, at])

@@ -90,8 +90,7 @@ def program_of(
 
     Weights are shares of the device's time and memory bandwidth, and of all NICs of the node with the most traffic,
     which may be that of a parameter server. Messages inside a node are shared with no other job. The arguments are
-    those of
-    :func:`traincast.resources.curves_of`.
+    those of :func:`traincast.resources.curves.curves_of`.
     """
     plan, whole = timeline.plan, timeline.step_s
     network = network_of(plan.works, cluster, through_host=servers is not None)

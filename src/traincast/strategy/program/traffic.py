@@ -215,7 +215,7 @@ def _hidden_by_experts(model: ShardedModel, index: int, region: Region, block: B
 def _behind_experts(model: ShardedModel, region: Region, beside: tuple[int, ...], block: Block) -> Behind | None:
     """Dispatch and combine each overlap with half of the experts' operators, or of those of another microbatch.
 
-    Of a forward and a backward that run as one, each of their four messages overlaps with a quarter.
+    A forward and a backward that run as one have four messages; each overlaps with a quarter of their operators.
     """
     between = model.between_batches
     if between is None:
