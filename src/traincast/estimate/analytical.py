@@ -102,7 +102,7 @@ class AnalyticalCostModel:
                 family[i] = _FAMILIES.index("inter" if work.crosses_nodes else "intra")
             elif isinstance(work, Launch):
                 seconds[i] = max(0.0, work.launches) * cluster.launch_s
-                family[i] = _FAMILIES.index("launch")
+                family[i] = _FAMILIES.index("prepared" if work.prepared else "launch")
             elif isinstance(work, HostCopy):
                 seconds[i] = work.nbytes / cluster.host_bandwidth
                 family[i] = _FAMILIES.index("intra")

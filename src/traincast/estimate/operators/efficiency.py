@@ -164,6 +164,7 @@ INTERVALS: Final[dict[str, tuple[float, float]]] = {
     "scan": (0.50, 2.00),
     "memory": (0.70, 1.50),
     "launch": (0.70, 1.40),
+    "prepared": (0.60, 2.50),
     "intra": (0.75, 1.40),
     "inter": (0.70, 2.50),
 }

@@ -162,7 +162,7 @@ def _pass(  # noqa: PLR0917
     found: list[Item] = []
     for n, i in enumerate(indices):
         more = prepared if model.graph.operators[i].kind in _PREPARED else 0.0
-        launches = Launch(kernels=usual + more, blocks=0.0 if n else model.runtime.launches.block)
+        launches = Launch(kernels=usual, prepared=more, blocks=0.0 if n else model.runtime.launches.block)
         found += traffic.before[i]
         found += operator_items(model, i, block, launches, traffic.hidden.get(i))
         found += traffic.after[i]
