@@ -55,6 +55,9 @@ class Achievable:
         return self.conv.get(dtype, self.conv[""])
 
 
+LEAST_MATRIX_FLOPS: Final = 1024.0
+"""FLOP of 16 bits per SM and cycle of the slowest matrix units on which operators were measured: those of V100, T4 and
+L4."""
 _ALIKE: Final = 0.9
 """Share of a rate from which two devices count as alike: datasheets round, and clocks differ."""
 _PLAIN: Final = frozenset({"fp32", "fp64"})
@@ -98,6 +101,21 @@ def achievable(device: Device) -> Achievable:
     )
 
 
+def _matrix_flops(device: Device) -> float:
+    """FLOP of 16 bits per SM and cycle."""
+    return device.peak("fp16") / (device.num_sms * device.clock_hz)
+
+
+def resembles_measured(device: Device, dtype: str) -> bool:
+    """Whether devices with matrix units as fast as those of ``device`` were measured in ``dtype``.
+
+    Consumer cards compute half as much per SM and cycle as any card of a server, and reach nearly all of it.
+    """
+    if dtype in _PLAIN or not load_architecture(device.architecture).matrix_flops or not device.supports("fp16"):
+        return True
+    return _matrix_flops(device) >= _ALIKE * LEAST_MATRIX_FLOPS
+
+
 def _fed(base: Achievable, device: Device) -> Achievable:
     """``base`` for a device whose matrix units compute less per SM and cycle than those that were measured.
 
@@ -107,7 +125,7 @@ def _fed(base: Achievable, device: Device) -> Achievable:
     measured = load_architecture(device.architecture).matrix_flops
     if not measured or not device.supports("fp16"):
         return base
-    share = device.peak("fp16") / (device.num_sms * device.clock_hz * measured)
+    share = _matrix_flops(device) / measured
     if share >= _ALIKE:
         return base
 
