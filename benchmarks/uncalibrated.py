@@ -23,14 +23,14 @@ import numpy as np
 from benchmarks.markdown import table
 from traincast.errors import TraincastError
 from traincast.forecast import forecast
-from traincast.measured import dp_steps, steps
+from traincast.measured import dp_steps, source_of, steps
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.run import Measured
-from traincast.measured.table import completed
+from traincast.measured.table import completed, rows_of
 from traincast.report.uncertainty import LEAST, StepKind, step_kind
 from traincast.simulate import interval
 from traincast.strategy.releases import has_experts
-from traincast.tables import RowError, read_rows
+from traincast.tables import RowError
 
 TAILS: Final[dict[StepKind, tuple[float, float]]] = {
     "language": (0.02, 0.07),
@@ -98,11 +98,11 @@ def read(paths: Iterable[Path], *, dp: bool, most: int) -> list[Judged]:
     """Forecast up to ``most`` rows of each source of some tables."""
     found = []
     for path in paths:
-        rows = read_rows(path, needs=dp_steps.NEEDS) if dp else completed(read_rows(path, needs=steps.NEEDS))
+        rows = rows_of(path, needs=dp_steps.NEEDS) if dp else completed(rows_of(path, needs=steps.NEEDS))
         of_source = defaultdict(list)
         for index, row in enumerate(rows):
             if dp or steps.has_run(row):
-                of_source[(dp_steps if dp else steps).group_of(row)].append(index)
+                of_source[dp_steps.group_of(row) if dp else source_of(row)].append(index)
         for source, indices in sorted(of_source.items()):
             for index in random.Random(1).sample(indices, min(most, len(indices))):
                 try:

@@ -46,8 +46,8 @@ from traincast.scheduling import PLACEMENTS, POLICIES
 from traincast.schema import keys_of
 from traincast.strategy import PRECISIONS, SCHEDULES, Memory, load_precision, parse_strategy, runtime_names
 from traincast.strategy.runtime import TABLES as RUNTIME_TABLES
-from traincast.validating import RowOutcome
 from traincast.validating.metrics import Summary
+from traincast.validating.outcome import RowOutcome
 
 
 def commands(name: str) -> list[list[str]]:

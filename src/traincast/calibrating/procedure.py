@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from traincast.calibrating.ask import CURVE
 from traincast.calibrating.correction import domain
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.intervals import bounds
 from traincast.calibrating.parameters import PARAMETERS, Prior, calibration_at
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import (
-    CURVE,
     FOLDS,
     CurvePoint,
     HeldOut,

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.calibrating.ask import CURVE
 from traincast.calibrating.correction import fit_correction
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.parameters import Prior
@@ -30,7 +31,6 @@ _FEW_FOLDS: Final = 3
 _CURVE_JUDGED: Final = 120
 _MOST_OWN: Final = 0.7
 """The largest error of a run, in logarithm, that counts for the factor of its model."""
-CURVE: Final = (0, 1, 3, 10, 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

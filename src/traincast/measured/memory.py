@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from traincast.cluster import Device
-from traincast.measured.dialect import meaning, vocabulary
+from traincast.measured.dialect import Meanings, Said, meaning, vocabulary
 from traincast.measured.run import unstated
-from traincast.measured.tuning.words import Tunings
 from traincast.tables import Row, RowError, figure, number, text
 from traincast.units import GB
 
@@ -25,6 +24,16 @@ class Units:
     memories: dict[str, float]
     slow: float
     fast: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memories:
+    """Which memory of a row is that of training, and how it was counted; comments in ``tunings.toml`` explain each."""
+
+    other: Said
+    prefers_other: Said
+    high: Said
+    kinds: Meanings[MemoryKind]
 
 
 def stated_bytes(row: Row) -> float | None:
@@ -74,17 +83,16 @@ def memory_of(row: Row, assumed: list[str]) -> MemoryFigure | None:
     """
     if text(row, "judge_memory").lower() in ("false", "0"):
         return None
-    other, other_kind = number(row, "mem_other_gb"), text(row, "mem_other_kind").lower()
-    words, notes = vocabulary(Tunings), text(row, "notes").lower()
-    if other and (words.other_figure.search(other_kind) or words.prefer_other.search(notes)):
-        high = words.high_figure.search(other_kind) is not None
-        return MemoryFigure(nbytes=other * _first_word(row), kind=_kind(other_kind), high=high)
+    other, words = number(row, "mem_other_gb"), vocabulary(Memories)
+    if other and (words.other(row) or words.prefers_other(row)):
+        kind = _kind(text(row, "mem_other_kind"))
+        return MemoryFigure(nbytes=other * _first_word(row), kind=kind, high=words.high(row))
     amount = number(row, "mem_gb")
     if not amount or amount <= 0.0:
         return None
     if not text(row, "mem_kind"):
         assumed.append(unstated("kind of memory", "allocated"))
-    return MemoryFigure(nbytes=amount * _first_word(row), kind=_kind(text(row, "mem_kind").lower()))
+    return MemoryFigure(nbytes=amount * _first_word(row), kind=_kind(text(row, "mem_kind")))
 
 
 def _first_word(row: Row) -> float:
@@ -94,4 +102,4 @@ def _first_word(row: Row) -> float:
 
 
 def _kind(written: str) -> MemoryKind:
-    return meaning(vocabulary(Tunings).memory_kinds, written) or "allocated"
+    return meaning(vocabulary(Memories).kinds, written.lower()) or "allocated"

@@ -102,6 +102,9 @@ class Report(Brief):
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
     time of this plan on these devices. ``choice`` says how the strategy was chosen, unless it was stated. ``split``
     divides the step by what bounds it, and the time of every operator.
+
+    It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
+    would need a property for every figure to keep both.
     """
 
     model: str

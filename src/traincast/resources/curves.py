@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import RESOURCES, ResourceUse, use_of
+from traincast.resources.bursts import use_of
 from traincast.resources.draws import WatchedLinks, network_of
 from traincast.resources.spans import SpanDraws, held_levels, rows_of
 from traincast.simulate import Timeline

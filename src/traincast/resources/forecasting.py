@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster.hardware import PROCESSOR
+from traincast.estimate.resource_use import FIGURES, RESOURCES, ResourceUse
 from traincast.forecast import Forecast
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import CURVES, Curves, curves_of, uses_of
 from traincast.simulate import Timeline
 from traincast.strategy import Request

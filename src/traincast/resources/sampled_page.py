@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.estimate.resource_use import RESOURCES
 from traincast.pages import page_text
-from traincast.resources.bursts import RESOURCES, resampled
+from traincast.resources.bursts import resampled
 from traincast.resources.comparing import ResourceComparison
 from traincast.resources.sampled import MonitoredUse
 

@@ -11,9 +11,9 @@ from traincast.ask import verb
 from traincast.cluster import Cluster, load_device
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError
+from traincast.estimate.resource_use import FIGURES, RESOURCES, ResourceUse
 from traincast.forecast import Forecast, forecast, predict
 from traincast.resources.ask import HZ, WhatIfAsk
-from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.forecasting import ResourceForecast, resources_of
 from traincast.strategy import Request, choose_micro_batch
 from traincast.strategy.prepare import for_workers

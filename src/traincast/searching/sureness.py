@@ -26,7 +26,7 @@ from traincast.cluster import FACTORS, Calibration, Cluster
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import Forecast
-from traincast.report.odds import Odds, odds
+from traincast.searching.odds import Odds, odds
 from traincast.simulate.timeline import Evaluator
 
 Floats = npt.NDArray[np.float64]

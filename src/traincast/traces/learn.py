@@ -18,10 +18,10 @@ import numpy as np
 from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.errors import RequestError
-from traincast.estimate import EventsCostModel, learned_cost_model
+from traincast.estimate import learned_cost_model
 from traincast.estimate.events.file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
 from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
-from traincast.estimate.events.model import PURPOSES, events_of
+from traincast.estimate.events.model import PURPOSES, EventsCostModel, events_of
 from traincast.files import write_folder
 from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType

@@ -40,9 +40,6 @@ TILES: Final = tuple(
 """Shapes of output tiles that matrix kernels use, by area: the axis along which a network reads an operator."""
 TILE_CHANNELS: Final = ("waves", "wave_fill", "tile_fill", "time", "depth")
 
-DETAILS: Final = ("name", "act", "optimizer", "layout")
-"""Texts that distinguish operators of the same sizes."""
-
 _PASSES: Final = {
     "fwd": 1.0, "bwd": 2.0, "bwd_data": 1.0, "bwd_weight": 1.0, "bwd_grad_act": 1.0, "bwd_grad_w": 1.0,
     "update": 1.0, "fwd+bwd+update": 3.0,
@@ -57,7 +54,8 @@ WIDTHS: Final = ("bytes", "out_bytes")
 class Shapes:
     """Operators of one family as columns: sizes, passes, and which of ``details`` each has.
 
-    One of ``details`` has the texts of :data:`DETAILS`.
+    An entry of ``details`` has the texts that distinguish operators of the same sizes: ``name``, ``act``, ``optimizer``
+    and ``layout``.
     """
 
     family: str

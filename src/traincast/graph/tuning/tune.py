@@ -89,10 +89,8 @@ class FineTuning:
 
 def parse_fine_tuning(
     lora: str | None = None, freeze: Sequence[str] = (), quantize: int | str | None = None
-) -> FineTuning | None:
-    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe, or ``None`` if all are empty."""
-    if lora is None and not freeze and quantize is None:
-        return None
+) -> FineTuning:
+    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe."""
     format_of = "" if quantize is None else find_storage(str(quantize)).name
     frozen = tuple(freeze)
     if any(not pattern for pattern in frozen):
@@ -142,12 +140,12 @@ def _dtype(text: str, name: str) -> AdapterDType:
     raise RequestError(f"lora {name} is {text!r}: expected fp32 or model")
 
 
-def fine_tuned(graph: OperatorGraph, tuning: FineTuning | None) -> OperatorGraph:
+def fine_tuned(graph: OperatorGraph, tuning: FineTuning) -> OperatorGraph:
     """Returns the graph of a step that fine-tunes ``graph``: adapters inserted, the chosen parameters frozen.
 
     Without adapters and frozen parameters it is ``graph`` itself. A graph that is fine-tuned already is refused.
     """
-    if tuning is None or (tuning.adapter == "none" and not tuning.freeze):
+    if tuning.adapter == "none" and not tuning.freeze:
         return graph
     if "fine_tuning" in graph.attributes:
         raise RequestError(f"{graph.name} is fine-tuned already: {graph.attributes['fine_tuning']}")

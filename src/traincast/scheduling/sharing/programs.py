@@ -35,7 +35,6 @@ from traincast.strategy.servers.setup import ServerSetup
 from traincast.work import Collective
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _NEAR: Final = 1e-9
 """Times that differ by less than this share of the step are the same."""

@@ -129,14 +129,8 @@ def _to_experts(model: ShardedModel, region: Region, beside: tuple[int, ...], bl
     if beside == region.forward:
         sent, held = sent * _narrowed(model), held * _narrowed(model)
     if model.strategy.ep > 1:
-        yield _collective(
-            model,
-            Group.EXPERT,
-            "all_to_all",
-            sent,
-            what="dispatch",
-            behind=_behind_experts(model, region, beside, block),
-        )
+        behind = _behind_experts(model, region, beside, block)
+        yield _collective(model, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=behind)
     if model.strategy.expert_tp > 1:
         yield _collective(model, Group.EXPERT_TENSOR, "all_gather", held, what="dispatch")
 
@@ -147,14 +141,8 @@ def _from_experts(model: ShardedModel, region: Region, beside: tuple[int, ...], 
     if model.strategy.expert_tp > 1:
         yield _collective(model, Group.EXPERT_TENSOR, "reduce_scatter", held, what="combine")
     if model.strategy.ep > 1:
-        yield _collective(
-            model,
-            Group.EXPERT,
-            "all_to_all",
-            sent,
-            what="combine",
-            behind=_behind_experts(model, region, beside, block),
-        )
+        behind = _behind_experts(model, region, beside, block)
+        yield _collective(model, Group.EXPERT, "all_to_all", sent, what="combine", behind=behind)
 
 
 def _routed(model: ShardedModel, region: Region) -> tuple[float, float]:
