@@ -30,6 +30,7 @@ from traincast.strategy import (
 from traincast.strategy.choose import Choice, assumed_runtime, choose, usual_precision, usual_runtime
 from traincast.strategy.prepare import for_workers
 from traincast.strategy.releases import settled
+from traincast.strategy.runtime import LAYOUTS
 from traincast.strategy.schedules import check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
 
@@ -61,6 +62,8 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
     named = usual_runtime(graph, cluster) if ask.runtime is None else ask.runtime
     runtime = named if isinstance(named, Runtime) else load_runtime(named)
+    if ask.layout is not None:
+        runtime = runtime.patched(kernels={"layout": ask.layout})
     request = Request(
         graph=graph,
         cluster=cluster,
@@ -120,6 +123,8 @@ def _check(ask: Training) -> None:
         raise RequestError(f"global batch {ask.global_batch}: expected {wanted}")
     expect("cluster", ask.cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
     expect("seq", ask.seq, (int, type(None)), "a whole number of tokens")
+    if ask.layout is not None and ask.layout not in LAYOUTS:
+        raise RequestError(f"layout {str(ask.layout)[:40]!r}: expected {' or '.join(LAYOUTS)}")
     expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
 
 

@@ -56,9 +56,9 @@ class Launch:
 
     ``kernels`` are launches of operators, ``blocks`` the bookkeeping of a layer or a pass, ``collectives`` and
     ``sends`` the host's part in communication. They are separate because a host may be fast at one and slow at
-    another. ``prepared`` is what a library prepares before its kernels; it belongs to ``kernels``, but is less certain:
-    releases differ in it as much as hosts do. ``waits`` is the time in which the hosts of a collective's ranks wait for one another; it counts only if
-    the hosts are ``crowded``.
+    another. ``prepared`` is what a library prepares before its kernels start. It belongs to ``kernels`` but is less
+    certain: releases of libraries differ in it as much as hosts do. ``waits`` is the time in which the hosts of a
+    collective's ranks wait for one another; it counts only if the hosts are ``crowded``.
     """
 
     kernels: float = 0.0

@@ -129,7 +129,7 @@ def read_row(row: Row) -> Reading:
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     precision = _as_computed(row, precision, place.device, assumed)
-    runtime = contained_runtime(row, graph, place, assumed)
+    runtime = contained_runtime(row, graph, place, assumed, precision=precision)
     zero = _stage(row, graph, place, assumed)
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
     accumulate = _accumulation(row)

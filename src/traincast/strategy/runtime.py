@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
@@ -28,6 +28,8 @@ Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Release: TypeAlias = Annotated[str, Meta(max_length=20, pattern=r"^(\d+(\.\d+)*)?$")]
 Fusion: TypeAlias = Literal["norm", "batch_norm", "half_batch_norm", "elementwise", "loss", "gradients"]
+Layout: TypeAlias = Literal["channels_first", "channels_last"]
+LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
     RecomputationName: TypeAlias = str
@@ -85,7 +87,7 @@ class KernelTable:
     """Kernels of attention with sinks; ``flash-2`` also computes the scores that a window hides."""
     measured_with: str = ""
     """The framework whose measured operators are preferred, spelt as in tables of measurements."""
-    layout: Literal["channels_first", "channels_last"] = "channels_last"
+    layout: Layout = "channels_last"
     """How tensors of images with 16 bits lie in memory. Matrix units read channels last; with ``channels_first``,
     convolutions convert what they read and write (:mod:`traincast.estimate.operators.convolutions`)."""
     autocast: bool = False

@@ -70,9 +70,7 @@ class ConvolutionLaw:
     converted_bytes: float
 
 
-def convolution_law(
-    op: Operator, *, graphics: bool, dtype: str = "", loss_share: float = 1.0
-) -> ConvolutionLaw:
+def convolution_law(op: Operator, *, graphics: bool, dtype: str = "", loss_share: float = 1.0) -> ConvolutionLaw:
     """Return the law of ``op``, a convolution or its gradients, computed in ``dtype`` (by default its own).
 
     ``graphics`` is false on what is not a GPU. ``loss_share`` scales what gradients reach less than forward.
@@ -146,7 +144,13 @@ def _conv_products(op: Operator, *, narrow: bool, loss_share: float) -> list[tup
         in_channels = max(in_channels, MIN_CHANNELS)
     forward = (1.0, groups, positions, out_channels, in_channels * window)
     of_data = (1.0 - (1.0 - DATA_GRADIENT_SHARE) * loss_share, groups, positions, in_channels * window, out_channels)
-    of_weight = (1.0 - (1.0 - WEIGHT_GRADIENT_SHARE) * loss_share, groups, out_channels, in_channels * window, positions)
+    of_weight = (
+        1.0 - (1.0 - WEIGHT_GRADIENT_SHARE) * loss_share,
+        groups,
+        out_channels,
+        in_channels * window,
+        positions,
+    )
     if not backward:
         return [of_data if transposed else forward]
     if op.attributes.get("products", 2) == 2:

@@ -31,8 +31,8 @@ class Achievable:
 
     ``extra_dims`` is the cost of a score's exponential, in head dims. ``measured`` says whether the
     fractions come from measurements of the architecture or of the device itself. ``graphics`` is false for an
-    architecture that is not a GPU: operators measured on GPUs say nothing about it. ``loss_share``: what products do not
-    reach of a peak, over the same on the devices that were measured (:func:`_fed`).
+    architecture that is not a GPU: operators measured on GPUs say nothing about it. ``loss_share`` is the part of a
+    peak that products do not reach, over that part on the devices that were measured (:func:`_fed`).
     """
 
     gemm: Mapping[str, float] = field(hash=False)
