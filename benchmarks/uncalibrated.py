@@ -4,11 +4,11 @@
 
 Forecasts up to ``--most`` rows of each source without calibrations and prints, as Markdown, the factors of each kind of
 step, and how often the interval holds the runs of each kind and of each source if the source's own runs took no part in
-the fit. Every mixture of experts counts as a source of its own: most of their runs come from one publisher. Sources that
-only judge (``benchmarks/data/sources.toml``) take no part.
+the fit. Every mixture of experts counts as a source of its own: most of their runs come from one publisher. Sources
+that only judge (``benchmarks/data/sources.toml``) take no part.
 
-Medians of sources that nobody had seen differ more than those of sources that Traincast was developed with. For kinds of
-:data:`SPREAD`, each end therefore also covers the median of a new source.
+Medians of sources that nobody had seen differ more than those of sources that Traincast was developed with. For kinds
+in :data:`SPREAD`, each end therefore also covers the median of a new source.
 """
 
 from __future__ import annotations
