@@ -90,7 +90,7 @@ def test_scripts_of_a_published_table_tell_the_layout_of_their_mixed_precision()
 def test_a_row_may_launch_recorded_graphs() -> None:
     launches = dp_request({**ROW, "notes": "CUDA graphs"}).runtime.launches
     assert launches.cuda_graphs
-    assert launches.microbatch == 0.0
+    assert launches.step == 0.0
     assert not dp_request({**ROW, "notes": "without CUDA graphs"}).runtime.launches.cuda_graphs
 
 

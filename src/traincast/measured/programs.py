@@ -228,7 +228,7 @@ def contained_runtime(
     except UnknownNameError:
         runtime = _stand_in(framework, habits.otherwise, assumed)
     if habits.recorded(row):
-        runtime = runtime.patched(launches={"cuda_graphs": True, "microbatch": 0.0})
+        runtime = runtime.patched(launches={"cuda_graphs": True, "step": 0.0})
     narrow = bool(precision) and load_precision(precision).products.nbytes == _HALF
     return _laid_out(row, runtime, assumed) if narrow and any(op.kind is OpKind.CONV for op, _ in graph) else runtime
 
