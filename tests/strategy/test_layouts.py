@@ -60,3 +60,10 @@ def test_a_small_batch_waits_for_its_host_in_every_precision() -> None:
     assert half == pytest.approx(single, rel=0.1)
     report = predict("resnet50", cluster="a100-sxm4-80gb", global_batch=2, precision="fp16").report
     assert report.high_s / report.step_s > 2.0
+
+
+def test_a_device_waits_for_the_script_between_steps_with_and_without_an_update() -> None:
+    for optimizer in (True, False):
+        runtime = load_runtime("pytorch").patched(launches={"parameter": 0.0})
+        works = lower(request_of(model="resnet18", runtime=runtime, optimizer=optimizer)).plan.works
+        assert LAUNCHES.step in {w.blocks for w in works if isinstance(w, Launch)}

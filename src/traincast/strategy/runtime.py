@@ -57,8 +57,8 @@ class LaunchTable:
     microbatch: Amount = 0.0
     """Launches of bookkeeping per microbatch and pass."""
     step: Amount = 0.0
-    """Launches of a script between two steps, for which the device waits: it reads the loss, clears gradients and copies
-    a batch."""
+    """Launches of a script between two steps, for which the device waits: it reads the loss, clears gradients and
+    copies a batch."""
     parameter: Amount = 0.0
     """Launches per parameter in the update, for which the device waits: gradients are checked and unscaled, states and
     weights are changed, gradients are cleared, by kernels that are shorter than their launch."""
