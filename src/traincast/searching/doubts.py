@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from traincast.evidence import Support, Traits, measured_runs, near_runs, support, traits_of
 from traincast.searching.bulk.columns import StrategyColumns
