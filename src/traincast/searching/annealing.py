@@ -37,7 +37,7 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
     doubts = None if problem.lean else Doubts(problem.request)
 
     def best(family: Family) -> float:
-        """Return the expected seconds of the best member; if none fits, a large value that grows with its need of memory."""
+        """Return the expected seconds of the best member; if none fits, a large value that grows with its memory."""
         if family not in seen:
             entry = seen[family] = bulk.prepare(family)
             if entry:
