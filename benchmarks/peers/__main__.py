@@ -6,13 +6,12 @@ import argparse
 import random
 import subprocess
 import sys
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from benchmarks.peers.case import MissingPeerError, NotExpressibleError, Peer
 from benchmarks.peers.llm_analysis import LlmAnalysis
 from benchmarks.peers.naive import Naive
 from benchmarks.peers.simumax import SimuMax
+from benchmarks.unseen import Role, role_of
 from traincast.errors import TraincastError
 from traincast.forecast import forecast
 from traincast.measured import Measured, source_of, steps
@@ -33,9 +33,6 @@ from traincast.tables import RowError, read_rows
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "peers.md"
-SOURCES: Final = ROOT / "benchmarks" / "data" / "sources.toml"
-ROLES: Final = ("guide", "judge", "new")
-"""Sources that may guide choices, sources that only judge, and sources that ``sources.toml`` does not have."""
 PEERS: Final[dict[str, Callable[[Path | None], Peer]]] = {
     "--calculon": Calculon,
     "--llm-analysis": LlmAnalysis,
@@ -49,7 +46,7 @@ class Run:
     """A measured step: its source and the source's role, its seconds, and Traincast's forecast of them."""
 
     source: str
-    role: str
+    role: Role
     measured: Measured
     seconds: float
     forecast: float
@@ -60,7 +57,7 @@ class Pair:
     """Errors of a peer and of Traincast on one row, in per cent without sign."""
 
     source: str
-    role: str
+    role: Role
     peer: float
     own: float
 
@@ -137,7 +134,7 @@ def forecast_runs(data: Path, *, most: int) -> Iterator[Run]:
             except TraincastError:
                 continue
             if run.seconds:
-                role = roles.get(source, "new")
+                role = role_of("steps", source)
                 yield Run(source=source, role=role, measured=run, seconds=run.seconds, forecast=made)
 
 
@@ -163,7 +160,7 @@ def text(compared: Sequence[Compared], *, rows: int, most: int) -> str:
         f"a source. Peers: {versions}. In each cell: median / mean of the errors without sign.",
         table(
             ["peer, sources", "sources", "rows", "peer", "Traincast", "peer, all rows", "Traincast, all rows"],
-            [_summary(made, role) for made in compared for role in ROLES if _of_role(made, role)],
+            [_summary(made, role) for made in compared for role in get_args(Role) if _of_role(made, role)],
         ),
     ]
     for made in compared:
