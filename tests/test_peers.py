@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from benchmarks.peers.__main__ import PEERS, Pair, Run, compare, found_peers, text, weighted
+from benchmarks.peers.__main__ import PEERS, Pair, Run, compare, found_peers, main, text, weighted
 from benchmarks.peers.calculon import _application, _execution
 from benchmarks.peers.case import NotExpressibleError, case_of
 from benchmarks.peers.naive import SHARE, Naive
@@ -95,3 +97,14 @@ def test_a_peer_and_traincast_are_compared_on_the_rows_that_the_peer_can_express
     assert made.pairs == [Pair(source="a", role="judge", peer=50.0, own=50.0)]
     assert made.refused == {"many devices": 1}
     assert "| 40 % MFU, judge | 1 | 1 | 50.0 % / 50.0 % | 50.0 % / 50.0 % |" in text([made], rows=2, most=9)
+
+
+def test_a_table_of_steps_is_compared_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"source": "us", "model": GPT, "gpu": "A100-SXM4-80GB", "n_gpus": 8, "dp": 8, "micro_batch": 2}
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "seq": 128, "step_time_s": s} for s in (0.1, 0.2)]), tmp_path / "steps.parquet"
+    )
+    main([str(tmp_path), "--most", "1", *(word for option in PEERS for word in (option, str(tmp_path)))])
+    lines = capsys.readouterr().out.splitlines()
+    assert "; 1 rows, at most 1 of a source. Peers: none." in lines[0]
+    assert [line.split(" | ")[:3] for line in lines if "40 % MFU, " in line] == [["| 40 % MFU, new", "1", "1"]]

@@ -119,7 +119,6 @@ def commit_of(folder: Path | None) -> str:
 
 def forecast_runs(data: Path, *, most: int) -> Iterator[Run]:
     """Yield the measured steps of all tables, at most ``most`` of a source, with Traincast's zero-shot forecasts."""
-    roles = {source: role for role, names in tomllib.loads(SOURCES.read_text())["steps"].items() for source in names}
     of_source: dict[str, list[Measured]] = defaultdict(list)
     for path in sorted(data.rglob("steps*.parquet")):
         for index, row in enumerate(completed(read_rows(path, needs=()))):
