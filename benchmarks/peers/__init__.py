@@ -1,6 +1,6 @@
 """Traincast beside other forecasters of language-model training, on the same measured steps.
 
-    python -m benchmarks.peers DATA [--calculon DIR] [--llm-analysis DIR] [--simumax DIR] [--most 100] [--write]
+    python -m benchmarks.peers DATA [--calculon DIR] [--llm-analysis DIR] [--simumax DIR] [--most 60] [--write]
 
 Every table ``steps*.parquet`` below DATA is read by Traincast's own reader, so all forecasters get the same model,
 machine, strategy and batch. A peer forecasts the rows that it can express; Traincast forecasts the same rows without

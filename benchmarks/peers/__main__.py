@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("data", type=Path, help="folder with tables of measured steps")
     for option in PEERS:
         parser.add_argument(option, type=Path, metavar="DIR")
-    parser.add_argument("--most", type=int, default=100, metavar="ROWS", help="rows of a source that are drawn")
+    parser.add_argument("--most", type=int, default=60, metavar="ROWS", help="rows of a source that are drawn")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)
     present = [Naive(), *found_peers({option: getattr(given, _field(option)) for option in PEERS})]
