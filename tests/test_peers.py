@@ -96,7 +96,9 @@ def test_a_peer_and_traincast_are_compared_on_the_rows_that_the_peer_can_express
     made = compare(Refusing(), runs)
     assert made.pairs == [Pair(source="a", role="judge", peer=50.0, own=50.0)]
     assert made.refused == {"many devices": 1}
-    assert "| 40 % MFU, judge | 1 | 1 | 50.0 % / 50.0 % | 50.0 % / 50.0 % |" in text([made], rows=2, most=9)
+    assert "| 40 % MFU, judge | 1 | 1 | 50.0 % / 50.0 % | 50.0 % / 50.0 % | 1.00 / 1.00 |" in text(
+        [made], rows=2, most=9
+    )
 
 
 def test_a_table_of_steps_is_compared_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

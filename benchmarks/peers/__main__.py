@@ -158,7 +158,7 @@ def text(compared: Sequence[Compared], *, rows: int, most: int) -> str:
         f"Run on {datetime.now(UTC):%Y-%m-%d} at commit {commit_of(ROOT) or 'unknown'}; {rows} rows, at most {most} of "
         f"a source. Peers: {versions}. In each cell: median / mean of the errors without sign.",
         table(
-            ["peer, sources", "sources", "rows", "peer", "Traincast", "peer, all rows", "Traincast, all rows"],
+            ["peer, sources", "sources", "rows", "peer", "Traincast", "ratio", "peer, all rows", "Traincast, all rows"],
             [_summary(made, role) for made in compared for role in get_args(Role) if _of_role(made, role)],
         ),
     ]
@@ -186,6 +186,7 @@ def _summary(made: Compared, role: str) -> list[str]:
         str(len(pairs)),
         _shown(*theirs),
         _shown(*own),
+        " / ".join(f"{mine / other:.2f}" for mine, other in zip(own, theirs, strict=True)),
         _cell([pair.peer for pair in pairs]),
         _cell([pair.own for pair in pairs]),
     ]

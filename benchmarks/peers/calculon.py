@@ -57,7 +57,7 @@ class Calculon:
             model.compile(system, self._llm.Execution.from_json(_execution(case)))
             model.run(system)
         except (AssertionError, self._llm.Error) as error:
-            raise NotExpressibleError(str(error).partition("\n")[0] or "refused") from None
+            raise NotExpressibleError(str(error).partition("\n")[0] or "refused by its own checks") from None
         return float(model.get_total_time())
 
     def _system_file(self, case: Case) -> dict[str, Any]:

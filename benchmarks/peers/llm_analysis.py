@@ -77,7 +77,7 @@ class LlmAnalysis:
                 ds_zero=self._made.DSZeRO(strategy.zero),
             )
         except AssertionError as error:
-            raise NotExpressibleError(str(error).partition("\n")[0] or "refused") from None
+            raise NotExpressibleError(str(error).partition("\n")[0] or "refused by its own checks") from None
         return float(said["latency_per_iter"])
 
     def _model(self, case: Case) -> Any:

@@ -70,7 +70,7 @@ class SimuMax:
                 perf.run_estimate()
                 said = perf.analysis_cost()
             except (AssertionError, ValueError, RuntimeError, NotImplementedError) as error:
-                raise NotExpressibleError(str(error).partition("\n")[0] or "refused") from None
+                raise NotExpressibleError(str(error).partition("\n")[0] or "refused by its own checks") from None
         tokens = case.seq * request.global_batch / request.strategy.num_ranks
         return tokens / float(said.get("throughput_per_accelerator"))
 
