@@ -26,6 +26,7 @@ from typing import (
     Any,
     Final,
     Generic,
+    Literal,
     NotRequired,
     ParamSpec,
     Self,
@@ -332,6 +333,10 @@ class Training(JsonRecord):
     runtime: Annotated[
         str | Runtime | None,
         Option("Training framework: a name (see `traincast runtimes`) or a .toml file.", "NAME"),
+    ] = None
+    layout: Annotated[
+        Literal["channels_first", "channels_last"] | None,
+        Option("How images lie in memory, for convolutions in 16 bits. If omitted, the framework's default."),
     ] = None
     lora: Annotated[
         str | None,

@@ -30,6 +30,7 @@ from traincast.strategy import (
 from traincast.strategy.choose import Choice, assumed_runtime, choose, usual_precision, usual_runtime
 from traincast.strategy.prepare import for_workers
 from traincast.strategy.releases import settled
+from traincast.strategy.runtime import LAYOUTS
 from traincast.strategy.schedules import check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
 
@@ -63,6 +64,8 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
     named = usual_runtime(graph, cluster) if ask.runtime is None else ask.runtime
     runtime = named if isinstance(named, Runtime) else load_runtime(named)
+    if ask.layout is not None:
+        runtime = runtime.patched(kernels={"layout": ask.layout})
     request = Request(
         graph=graph,
         cluster=cluster,
@@ -125,6 +128,8 @@ def _check(ask: Training) -> None:
     if ask.power_limit is not None and not 1.0 <= ask.power_limit <= MAX_WATTS:
         raise RequestError(f"power limit {ask.power_limit:g} W: expected a number from 1 to {MAX_WATTS:g}")
     expect("seq", ask.seq, (int, type(None)), "a whole number of tokens")
+    if ask.layout is not None and ask.layout not in LAYOUTS:
+        raise RequestError(f"layout {str(ask.layout)[:40]!r}: expected {' or '.join(LAYOUTS)}")
     expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
+from traincast.report.doubt import BETWEEN, SCALE
 from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
@@ -110,12 +111,17 @@ def correction_at(correction: Correction | None, features: Sequence[float]) -> f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The expected seconds of a step, its 90 % interval, and warnings."""
+    """The expected seconds of a step, its 90 % interval, and warnings.
+
+    ``doubt`` has the share of each cause in the log-width of the interval. Without a calibration it has only those of
+    :data:`traincast.report.doubt.BETWEEN` and ``SCALE``; works cause the rest.
+    """
 
     step_s: float
     low_s: float
     high_s: float
     warnings: tuple[str, ...] = ()
+    doubt: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def scaled(self, factor: float) -> Outlook:
         """Return the outlook of a step that takes ``factor`` times as long."""
@@ -131,9 +137,8 @@ class Outlook:
                 "device",
             )
         step_s = max(self.step_s, floor_s)
-        return Outlook(
-            step_s=step_s, low_s=max(self.low_s, floor_s), high_s=max(self.high_s, step_s), warnings=warnings
-        )
+        low_s, high_s = max(self.low_s, floor_s), max(self.high_s, step_s)
+        return replace(self, step_s=step_s, low_s=low_s, high_s=high_s, warnings=warnings)
 
 
 def outlook(
@@ -147,8 +152,7 @@ def outlook(
     if calibration is None:
         step = timeline.step_s
         mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
-        low, high = _uncalibrated(request, plan, estimates, step, mean)
-        return Outlook(step_s=step, low_s=step * low, high_s=step * high)
+        return _uncalibrated(request, plan, estimates, step, mean)
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
     usual = calibration.step(timeline.step_s, nodes=look.nodes)
@@ -166,10 +170,8 @@ def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Bre
     return mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
 
 
-def _uncalibrated(
-    request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown
-) -> tuple[float, float]:
-    """Return the 90 % interval of a step without a calibration, as two multiples of its forecast.
+def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown) -> Outlook:
+    """Return the outlook of a step without a calibration.
 
     The ends are means, weighted by time: :data:`COMPOSED` for works that were measured, :data:`CARRIED_OVER` for works
     that were measured at another size, and the interval of :mod:`traincast.report.uncertainty` for all others. The
@@ -180,7 +182,8 @@ def _uncalibrated(
     idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
     below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
     kind = step_kind(request.graph, idle_share=idle)
-    ends = widened(kind, below=below, above=above, devices=request.cluster.num_devices)
+    devices = request.cluster.num_devices
+    ends = widened(kind, below=below, above=above, devices=devices)
     spent = estimates.seconds * plan.work_counts()
     total = float(spent.sum()) or 1.0
     here, moved = (
@@ -192,7 +195,10 @@ def _uncalibrated(
             (min, max), COMPOSED, CARRIED_OVER, (low_s / step, high_s / step), ends, strict=True
         )
     )
-    return low, high
+    sure, usual = (widened(kind, below=0.0, above=0.0, devices=many) for many in (devices, 1))
+    whole, scaled, between = (math.log(high / low) ** 2 for low, high in (ends, sure, usual))
+    doubt = {BETWEEN: between / whole, SCALE: (scaled - between) / whole}
+    return Outlook(step_s=step_s, low_s=step_s * low, high_s=step_s * high, doubt=doubt)
 
 
 def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
@@ -223,7 +229,24 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
         )
     if chance > 1.0 - _RARE:
         low = slow * math.exp(-below)
-    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings))
+    doubt = _calibrated_doubt(ends, calibration.unknown * far, stalled=math.log(high / low) - below - above)
+    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings), doubt=doubt)
+
+
+def _calibrated_doubt(ends: tuple[float, float], unknown: float, *, stalled: float) -> dict[str, float]:
+    """Return the share of each cause in the log-width of a calibrated interval; they add up to 1.
+
+    ``repeats`` is the scatter of the runs that calibrated the cluster, whose interval has these ``ends``;
+    ``unfamiliar`` is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares;
+    ``stalls`` is the chance of a stall, which adds ``stalled`` to the width.
+    """
+    width = sum(math.hypot(end, unknown) for end in ends)
+    repeats = sum(end**2 / (math.hypot(end, unknown) or 1.0) for end in ends)
+    total = width + max(0.0, stalled)
+    if total <= 0.0:
+        return {"repeats": 1.0}
+    shares = {"repeats": repeats, "unfamiliar": width - repeats, "stalls": max(0.0, stalled)}
+    return {name: value / total for name, value in shares.items()}
 
 
 def unfamiliar(calibration: Calibration, look: StepTraits) -> float:

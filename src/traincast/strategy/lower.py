@@ -352,7 +352,7 @@ class Layout:
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
         if request.optimizer:
             items += self._update(programs, dense, experts)
-            items += self._between_steps()
+        items += self._between_steps()
         return [WorkRun(parts=[tuple(items)])] if items else []
 
     @property
@@ -376,7 +376,8 @@ class Layout:
         samples = self.prepared.micro_batch * self.request.strategy.num_microbatches
         others = min(mesh.num_ranks, mesh.devices_per_node) - 1
         crowded = runtime.launches.crowding * others * (updates + samples * sample_launches(graph.name))
-        launches = Launch(blocks=updates + crowded)
+        updated = updates + crowded if self.request.optimizer else 0.0
+        launches = Launch(blocks=updated + runtime.launches.step)
         return [Item(work=launches, launches=Launch(), label="update on the host")] if launches.blocks else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:

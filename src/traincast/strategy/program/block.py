@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from traincast.graph import Block, DType, Operator
+from traincast.graph import Block, DType, Operator, OpKind
 from traincast.graph.optimizers import OPTIMIZERS
 from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.footprint import Footprint, footprint
@@ -26,6 +27,9 @@ from traincast.strategy.program.traffic import Traffic, backward_traffic, forwar
 from traincast.strategy.program.works import accumulation, offloaded, operator_items, weight_cast
 from traincast.strategy.schedules.slots import Pass
 from traincast.work import Collective, Launch
+
+_PREPARED: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV, OpKind.BATCH_NORM})
+"""Operators for which the host prepares a library's call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,23 +142,29 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
 
 
 def _forward(model: ShardedModel, block: Block) -> list[Item]:
-    return _pass(model, block, block.forward, forward_traffic(model, block), model.runtime.launches.operator)
+    launches = model.runtime.launches
+    return _pass(model, block, block.forward, forward_traffic(model, block), launches.operator, launches.prepared)
 
 
 def _backward(model: ShardedModel, block: Block) -> list[Item]:
-    return _pass(model, block, block.backward, backward_traffic(model, block), model.runtime.launches.backward)
+    launches, traffic = model.runtime.launches, backward_traffic(model, block)
+    return _pass(model, block, block.backward, traffic, launches.backward, launches.prepared_backward)
 
 
-def _pass(
-    model: ShardedModel, block: Block, indices: Sequence[int], traffic: Traffic, kernel_launches: float
+def _pass(  # noqa: PLR0917
+    model: ShardedModel, block: Block, indices: Sequence[int], traffic: Traffic, kernel_launches: float, prepared: float
 ) -> list[Item]:
-    """The works of the operators ``indices`` in order, with the traffic around them."""
-    launches = Launch(kernels=kernel_launches + beside_operators(model.graph, model.micro_batch))
-    first = launches + Launch(blocks=model.runtime.launches.block)
+    """The works of the operators ``indices`` in order, with the traffic around them.
+
+    Each needs ``kernel_launches``, and ``prepared`` more if it is one that a library prepares.
+    """
+    usual = kernel_launches + beside_operators(model.graph, model.micro_batch)
     found: list[Item] = []
     for n, i in enumerate(indices):
+        more = prepared if model.graph.operators[i].kind in _PREPARED else 0.0
+        launches = Launch(kernels=usual, prepared=more, blocks=0.0 if n else model.runtime.launches.block)
         found += traffic.before[i]
-        found += operator_items(model, i, block, launches if n else first, traffic.hidden.get(i))
+        found += operator_items(model, i, block, launches, traffic.hidden.get(i))
         found += traffic.after[i]
     return found
 

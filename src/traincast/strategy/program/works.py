@@ -48,6 +48,8 @@ def _rank_operator(model: ShardedModel, index: int) -> Operator:
     if op.kind is OpKind.GROUPED_GEMM:
         gradients = model.precision.gradients if makes_weight_gradients(model.graph, index) else None
         kept |= kernel_marks(model.runtime, gradients)
+    if op.kind is OpKind.CONV and model.runtime.kernels.layout != "channels_last":
+        kept["layout"] = model.runtime.kernels.layout
     if model.runtime.kernels.sorts_ids and op.name == "embedding_dense_backward":
         kept["ids"] = "sorted"
     return replace(op, scope="", saved=(), parameters=(), attributes=kept)
