@@ -214,6 +214,9 @@ class DefaultTable:
     """Blocks whose sharded weights are gathered in advance."""
     gradient_dtype: GradientDType = ""
     """The dtype of gradients if there are master weights; empty: that of the precision."""
+    adapter_dtype: Literal["fp32", "model"] = "fp32"
+    """How adapters are stored if nothing says otherwise: in fp32, as the PEFT library does beside 16-bit weights, or in
+    the precision of the model."""
     split_vocabulary: bool = True
     """Whether tensor groups split embedding, logits and loss by vocabulary."""
     stage_cut: Literal["layers", "weights"] = "layers"

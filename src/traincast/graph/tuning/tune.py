@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from traincast.errors import RequestError, expect
 from traincast.graph.operator import Operator, OperatorGraph
@@ -25,6 +25,7 @@ from traincast.units import parse_count
 
 Adapter: TypeAlias = Literal["none", "lora"]
 AdapterDType: TypeAlias = Literal["fp32", "model"]
+AdapterCompute: TypeAlias = Literal["fp32", "model", "fused"]
 _KEYS: Final = "rank, targets, alpha, dropout, train, dtype and compute"
 _MAX_RANK: Final = 100_000
 
@@ -39,7 +40,9 @@ class FineTuning:
     layers (see :data:`traincast.graph.tuning.storage.STORAGES`; empty: they stay in the precision of the model).
 
     Adapters are stored in ``dtype``: fp32, or the precision of the model. Their products run in ``compute``: fp32, or
-    the precision of the model, as under automatic mixed precision. ``alpha`` only scales, and costs nothing.
+    the precision of the model, as under automatic mixed precision, where adapters in fp32 and their inputs are converted
+    for each product. ``fused`` products, also in the precision of the model, convert nothing, as those of Unsloth.
+    ``alpha`` only scales, and costs nothing.
     """
 
     adapter: Adapter = "none"
@@ -51,7 +54,7 @@ class FineTuning:
     alpha: float = field(default=0.0, compare=False)
     dropout: float = 0.0
     dtype: AdapterDType = "fp32"
-    compute: AdapterDType = "model"
+    compute: AdapterCompute = "model"
 
     def __post_init__(self) -> None:
         """Refuse values that contradict one another."""
@@ -88,9 +91,16 @@ class FineTuning:
 
 
 def parse_fine_tuning(
-    lora: str | None = None, freeze: Sequence[str] = (), quantize: int | str | None = None
+    lora: str | None = None,
+    freeze: Sequence[str] = (),
+    quantize: int | str | None = None,
+    *,
+    dtype: AdapterDType = "fp32",
 ) -> FineTuning | None:
-    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe, or ``None`` if all are empty."""
+    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe, or ``None`` if all are empty.
+
+    ``dtype`` is that of adapters for which ``lora`` states none.
+    """
     if lora is None and not freeze and quantize is None:
         return None
     format_of = "" if quantize is None else find_storage(str(quantize)).name
@@ -119,8 +129,8 @@ def parse_fine_tuning(
         quantize=format_of,
         alpha=_number(given.get("alpha", "0"), "alpha"),
         dropout=_number(given.get("dropout", "0"), "dropout"),
-        dtype=_dtype(given.get("dtype", "fp32"), "dtype"),
-        compute=_dtype(given.get("compute", "model"), "compute"),
+        dtype=_dtype(given.get("dtype", dtype)),
+        compute=_compute(given.get("compute", "model")),
     )
 
 
@@ -134,12 +144,18 @@ def _number(text: str, name: str) -> float:
     return value
 
 
-def _dtype(text: str, name: str) -> AdapterDType:
-    if text == "fp32":
-        return "fp32"
-    if text == "model":
-        return "model"
-    raise RequestError(f"lora {name} is {text!r}: expected fp32 or model")
+def _dtype(text: str) -> AdapterDType:
+    for known in get_args(AdapterDType):
+        if text == known:
+            return cast("AdapterDType", known)
+    raise RequestError(f"lora dtype is {text!r}: expected fp32 or model")
+
+
+def _compute(text: str) -> AdapterCompute:
+    for known in get_args(AdapterCompute):
+        if text == known:
+            return cast("AdapterCompute", known)
+    raise RequestError(f"lora compute is {text!r}: expected fp32, model or fused")
 
 
 def fine_tuned(graph: OperatorGraph, tuning: FineTuning | None) -> OperatorGraph:
@@ -256,7 +272,13 @@ def _insert(draft: Draft, tuning: FineTuning) -> None:
     targets = resolved(layers, tuning.targets)
     chosen = {linear.index: (linear, parts) for linear in layers if (parts := chosen_parts(linear, targets))}
     _check_targets(layers, tuning)
-    how = LowRank(rank=tuning.rank, dropout=tuning.dropout > 0.0, wide=tuning.compute == "fp32")
+    wide = tuning.compute == "fp32"
+    how = LowRank(
+        rank=tuning.rank,
+        dropout=tuning.dropout > 0.0,
+        wide=wide,
+        cast=tuning.dtype == "fp32" and tuning.compute == "model",
+    )
     for block in draft.blocks:
         here: list[tuple[Linear, tuple[Part, ...]]] = [chosen[i] for i in block.forward if i in chosen]
         if here:

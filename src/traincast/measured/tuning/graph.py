@@ -12,7 +12,7 @@ from typing import Final
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
-from traincast.measured.run import unstated
+from traincast.measured.run import affirms, unstated
 from traincast.measured.spellings import Frameworks
 from traincast.measured.tuning.words import Method, Tuning, Tunings
 from traincast.strategy import Runtime
@@ -53,6 +53,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
     method, words = method_of(row, tuning, assumed), vocabulary(Tunings)
     narrow = words.no_wide_adapters.search(text(row, "notes").lower())
     wide = runtime.kernels.written_out and not narrow and runtime.name == words.wide_adapters
+    fused = affirms(f"{text(row, 'notes')} {text(row, 'framework')}".lower(), words.fused_adapters)
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
@@ -77,7 +78,8 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             freeze=frozen,
             quantize=tuning.quantize,
             dropout=words.dropout if runtime.name in vocabulary(Frameworks).adapter_dropout else 0.0,
-            compute="fp32" if wide and method.base == "lora" else "model",
+            dtype=runtime.defaults.adapter_dtype,
+            compute="fused" if fused or method.base == "scale" else "fp32" if wide else "model",
         ),
     )
     if tuning.quantize.startswith("nf4") and words.keeps_inputs.match(text(row, "date")):

@@ -99,6 +99,7 @@ class Tunings:
     upcasts: Pattern
     keeps_copies: Pattern
     fused_kernels: str
+    fused_adapters: str
     reshards_since: int
     low_rank: Pattern
     low_rank_methods: Pattern
