@@ -331,6 +331,17 @@ class Training(JsonRecord):
             "NAME",
         ),
     ] = True
+    optimizer_in_backward: Annotated[
+        bool, Option("Update each weight, and free its gradient, as soon as backward has made the gradient.")
+    ] = False
+    loss: Annotated[
+        str | None,
+        Option(
+            "How a language model's loss is computed instead of the framework's own way: plain, fused (one kernel), "
+            "chunked (logits converted in pieces) or linear (projection and loss in pieces).",
+            "NAME",
+        ),
+    ] = None
     tokens: Annotated[Count | None, Option("Length of the job in tokens, such as 1e12.", "N")] = None
     samples: Annotated[Count | None, Option("Length of the job in samples.", "N")] = None
     steps: Annotated[Count | None, Option("Length of the job in steps.", "N")] = None

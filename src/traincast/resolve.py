@@ -31,6 +31,7 @@ from traincast.strategy import (
 )
 from traincast.strategy.choose import Choice, assumed_runtime, choose, usual_precision, usual_runtime
 from traincast.strategy.prepare import for_workers
+from traincast.strategy.program.losses import with_loss
 from traincast.strategy.releases import settled
 from traincast.strategy.schedules import check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
@@ -55,14 +56,15 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     fits. ``allow_code`` says whether the ask may name a model or a schedule that is Python code.
     """
     _check(ask)
-    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize)
+    named = _runtime(ask)
+    stored = named.defaults.adapter_dtype if named else "fp32"
+    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize, dtype=stored)
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
     graph = fine_tuned(_graph(ask, allow_code=allow_code), tuning)
     if isinstance(ask.optimizer, str):
         graph = graph.with_optimizer(ask.optimizer)
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
-    named = usual_runtime(graph, cluster) if ask.runtime is None else ask.runtime
-    runtime = named if isinstance(named, Runtime) else load_runtime(named)
+    runtime = _with_options(named or load_runtime(usual_runtime(graph, cluster)), ask)
     request = Request(
         graph=graph,
         cluster=cluster,
@@ -81,6 +83,18 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
             request = replace(request, strategy=replace(choice.strategy, shard_rules=ask.shard_rules))
     assumed = (*assumed_runtime(ask.runtime, request), *assumed_nodes(cluster))
     return Resolved(request=request, assumed=assumed, choice=choice)
+
+
+def _runtime(ask: Training) -> Runtime | None:
+    """The runtime that an ask names, or ``None``."""
+    return load_runtime(ask.runtime) if isinstance(ask.runtime, str) else ask.runtime
+
+
+def _with_options(runtime: Runtime, ask: Training) -> Runtime:
+    """``runtime`` with the loss and the updates that an ask names."""
+    if ask.loss is not None:
+        runtime = with_loss(runtime, ask.loss)
+    return runtime.patched(memory={"updates_in_backward": True}) if ask.optimizer_in_backward else runtime
 
 
 def cost_model_of(ask: Training) -> CostModel | None:

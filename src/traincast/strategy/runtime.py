@@ -164,6 +164,8 @@ class MemoryTable:
     product), one of each shape (``shapes``), or ``all`` of a stage."""
     frees_gradients: bool = False
     """Whether gradients exist only once backward has made them, unless several microbatches are accumulated."""
+    updates_in_backward: bool = False
+    """Whether a weight is updated, and its gradient freed, as soon as backward has made the gradient."""
     flat_gradients: bool = False
     """Whether the update copies gradients as DeepSpeed's ZeRO does, into blocks that activations cannot use
     (:mod:`traincast.strategy.memory.update`)."""
@@ -175,7 +177,10 @@ class MemoryTable:
     """Copies of the logits in fp32 that the loss holds in addition to those that it keeps for backward."""
     loss_chunks: Whole = 0
     """Pieces in which the projection to the vocabulary and the loss run, forward and backward, so that no logits are
-    kept; 0: they run whole."""
+    kept unless ``half_logits`` says so; 0: they run whole."""
+    half_logits: bool = False
+    """Whether the loss keeps the logits, or their gradient, in the precision of activations, instead of the log-softmax
+    in fp32."""
     held_collectives: Amount = 0.0
     """Tensors of tensor-parallel collectives that cannot be reused while the host runs ahead of the device."""
     workspace_bytes: Amount = 0.1e9

@@ -23,7 +23,8 @@ from traincast.measured.steps import read_row
 from traincast.measured.tuning.graph import extra_tokens
 from traincast.measured.tuning.lengths import batch_lengths, batches_of, varied
 from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
-from traincast.strategy import Request, Runtime, find_runtime, load_precision
+from traincast.strategy import Request, Runtime, find_runtime, load_precision, load_runtime
+from traincast.strategy.program.losses import with_loss
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.strategy import Offload
 from traincast.tables import Row, RowError, figure, text, whole
@@ -200,14 +201,14 @@ def _year(row: Row) -> int:
 def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) -> Runtime:
     """Return ``runtime``, with two copies of the inputs of recomputed layers where plain PyTorch keeps two.
 
-    FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps. PEFT's
+    FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps; FSDP2 does not. PEFT's
     preparation of 4- and 8-bit models makes norms fp32, and with them the inputs of layers.
     """
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
     words, notes = vocabulary(Tunings), text(row, "notes").lower()
     prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and not words.unprepared.search(notes)
-    sharded = request.strategy.zero == 3 and request.strategy.dp > 1
+    sharded = request.strategy.zero == 3 and request.strategy.dp > 1 and runtime.name not in words.keeps_once
     twice = sharded or (prepared and runtime.name == words.plain_runtime)
     return runtime.patched(memory={"kept_inputs": 2.0}) if twice else runtime
 
@@ -222,8 +223,9 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     if not runtime.memory.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
+    pure = replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
     if tuning.method not in _TRAINS_WEIGHTS:
-        return half
+        return half if runtime.defaults.adapter_dtype == "fp32" else pure
     said = " ".join(text(row, key) for key in ("framework", "zero", "notes")).lower()
     if words.keeps_copies.search(said) or request.strategy.zero in (1, 2):
         return half  # the optimizer keeps fp32 copies of 16-bit weights
@@ -236,7 +238,7 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
         return half  # only trained weights get fp32 copies
     if stored_wide or (spread and re.search(r"autocast|amp", written)):
         return load_precision("amp" if found.activations is DType.FP16 else "amp-bf16")
-    return replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
+    return pure
 
 
 def _habits(row: Row, runtime: Runtime) -> Runtime:
@@ -244,8 +246,20 @@ def _habits(row: Row, runtime: Runtime) -> Runtime:
     notes = " ".join(text(row, key) for key in ("notes", "framework", "attention")).lower()
     if not runtime.kernels.written_out:
         return runtime
-    if affirms(notes, vocabulary(Tunings).fused_kernels):
-        runtime = runtime.patched(memory={"logits_copies": 0.0}, kernels={"fusions": ("loss",), "written_out": False})
+    words = vocabulary(Tunings)
+    if affirms(notes, words.compiled):
+        compiled = load_runtime(words.compiled_as)
+        runtime = runtime.patched(
+            kernels={"fusions": compiled.kernels.fusions, "written_out": False},
+            launches={"operator": compiled.launches.operator, "backward": compiled.launches.backward},
+        )
+    if affirms(notes, words.fused_kernels):
+        runtime = runtime.patched(kernels={"written_out": False})
+    loss = next((name for name, pattern in words.losses.items() if affirms(notes, pattern)), None)
+    if loss is not None:
+        runtime = with_loss(runtime, loss)
+    if whole(row, "grad_accum", 1) == 1 and affirms(f"{notes} {text(row, 'optimizer').lower()}", words.in_backward):
+        runtime = runtime.patched(memory={"updates_in_backward": True})
     if "eager" in text(row, "attention").lower():
         runtime = runtime.patched(kernels={"attention": "eager"})
     return runtime

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
+from traincast.strategy.program.losses import LossName
 from traincast.tables import Row, RowError, figure, number, text
 
 _COLUMNS: Final = ("method", "model", "notes", "strategy", "framework", "task", "lora_rank", "lora_targets")
@@ -100,7 +101,12 @@ class Tunings:
     keeps_copies: Pattern
     fused_kernels: str
     fused_adapters: str
+    losses: dict[LossName, str]
+    in_backward: str
+    compiled: str
+    compiled_as: str
     reshards_since: int
+    keeps_once: tuple[str, ...]
     low_rank: Pattern
     low_rank_methods: Pattern
     wide_rank: float

@@ -210,6 +210,9 @@ def states_of(
     updates = held[1] if updates_here(strategy, optimizer=optimizer) else 0.0
     states = sum_of_states(programs, precision)
     paged = any(p.num_parameters and optimizer_called(p.optimizer_name).paged for p in programs)
+    gradients = held[2]
+    if runtime.memory.updates_in_backward and updates_here(strategy, optimizer=optimizer):
+        gradients = min(gradients, max((p.largest_parameter for p in programs), default=0.0))
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
     frozen, buffers = _fixed(programs, strategy=strategy)
     return {
@@ -220,7 +223,7 @@ def states_of(
             "gathered parameters": _gathered(programs, strategy=strategy, runtime=runtime, precision=precision),
         },
         "gradients": {
-            "gradients": precision.gradient_bytes(held[2]),
+            "gradients": precision.gradient_bytes(gradients),
             "gradients before their sum": _copies(programs, strategy=strategy, runtime=runtime, precision=precision),
             "gradients not sent yet": residual,
         },
@@ -381,10 +384,13 @@ def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, str
 
 
 def footprints_of(programs: Sequence[BlockProgram]) -> Floats:
-    """One row per block, in bytes: kept, working in forward, working in backward, deferred for gradients of weights."""
+    """One row per block: bytes kept, working in forward, working in backward, deferred for gradients of weights.
+
+    The last column is 1 if the block's tensors may be offloaded, else 0.
+    """
     distinct = {id(p): p.footprint for p in programs}
-    rows = {key: (f.saved, f.forward, f.backward, f.deferred) for key, f in distinct.items()}
-    return np.array([rows[id(p)] for p in programs]).reshape(-1, 4)
+    rows = {key: (f.saved, f.forward, f.backward, f.deferred, not f.stays) for key, f in distinct.items()}
+    return np.array([rows[id(p)] for p in programs], dtype=np.float64).reshape(-1, 5)
 
 
 def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
@@ -392,8 +398,8 @@ def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
 
     ``offloaded`` activations stay on the device only while their own block runs, and while the next block's return.
     """
-    kept, forward, backward, later = footprints.T
-    saved, deferred = (np.zeros_like(kept), np.zeros_like(kept)) if offloaded else (kept, later)
+    kept, forward, backward, later, movable = footprints.T
+    saved, deferred = (kept * (1.0 - movable), later * (1.0 - movable)) if offloaded else (kept, later)
     moving = kept - saved
     so_far = np.cumsum(saved)
     total, weights = float(saved.sum()), float(deferred.sum())

@@ -103,7 +103,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         lambda: holdings_of(model, block),
     )
     parameters = holdings.dense + holdings.experts
-    if "activations" in model.strategy.offload and held.kept:
+    if "activations" in model.strategy.offload and held.kept and not held.stays:
         forward, backward = (
             [*items, offloaded(model, held.saved, items, way)] for items, way in ((forward, "out"), (backward, "back"))
         )
