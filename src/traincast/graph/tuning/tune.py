@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 from traincast.errors import RequestError, expect
-from traincast.graph.operator import Operator, OperatorGraph
+from traincast.graph.operator import FixedTensor, Operator, OperatorGraph
 from traincast.graph.tuning.edit import Draft, renamed
 from traincast.graph.tuning.freeze import freeze, quantize
 from traincast.graph.tuning.lora import LowRank, insert_adapters
@@ -35,8 +35,8 @@ class FineTuning:
     """What is trained, and how the rest is stored.
 
     ``targets`` are words (``attention``, ``mlp``, ``q`` …, see :data:`traincast.graph.tuning.targets.WORDS`) or
-    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``. Modules
-    that match ``freeze`` are frozen and get no adapters. ``quantize`` names the format of frozen weights of linear
+    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``, of which a
+    frozen original is kept beside the trained copy. Modules that match ``freeze`` are frozen and get no adapters. ``quantize`` names the format of frozen weights of linear
     layers (see :data:`traincast.graph.tuning.storage.STORAGES`; empty: they stay in the precision of the model).
 
     Adapters are stored in ``dtype``: fp32, or the precision of the model. Their products run in ``compute``: fp32, or
@@ -200,7 +200,17 @@ def _frozen(graph: OperatorGraph, tuning: FineTuning, *, peel: bool) -> Draft:
         return _frozen(graph, tuning, peel=False)
     if tuning.quantize:
         quantize(draft, find_storage(tuning.quantize), skipped)
+    if tuning.train:
+        _keep_originals(draft)
     return draft
+
+
+def _keep_originals(draft: Draft) -> None:
+    """Keep a frozen original beside every module that is trained in full, as PEFT's ``modules_to_save`` does."""
+    for block in draft.blocks:
+        updates = (draft.operators[i] for i in block.optimizer)
+        copied = [op for op in updates if "adapter" not in op.attributes]
+        block.fixed += [FixedTensor(scope=op.scope, spec=op.parameters[0]) for op in copied]
 
 
 def _alike(draft: Draft, first: int) -> bool:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.tuning.tune import FineTuning, fine_tuned
-from traincast.measured.dialect import vocabulary
+from traincast.graph.tuning.tune import AdapterDType, FineTuning, fine_tuned
+from traincast.measured.dialect import meaning, vocabulary
 from traincast.measured.run import affirms, unstated
 from traincast.measured.spellings import Frameworks
 from traincast.measured.tuning.words import Method, Tuning, Tunings
@@ -33,6 +33,28 @@ def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Met
     if found is None and assumed is not None:
         assumed.append(f"method {tuning.method!r} not known: LoRA with the trained parameters that the row states")
     return found or words.methods[_LORA]
+
+
+def adapter_dtype(row: Row, runtime: Runtime, tuning: Tuning) -> AdapterDType:
+    """Return how the adapters of a row are stored: in fp32, or in the precision of the model.
+
+    The PEFT library stores them in fp32; beside 16-bit weights its releases 0.6 to 0.10 stored them in 16 bits. DeepSpeed converts all parameters to the precision of the model when it shards their states.
+    """
+    words = vocabulary(Tunings)
+    said = " ".join(text(row, key) for key in ("framework", "notes")).lower()
+    shards = meaning(words.zero, text(row, "zero").lower())
+    if words.converts_all.search(said) and (shards or figure(row, "zero") or 0) >= 1:
+        return "model"
+    first, last = words.narrow_adapters
+    if not tuning.quantize and (first <= text(row, "date") < last or trains_embeddings(row)):
+        return "model"  # trained copies of 16-bit modules, which outweigh the adapters, have 16 bits
+    return runtime.defaults.adapter_dtype
+
+
+def trains_embeddings(row: Row) -> bool:
+    """Return whether a row says that embeddings and head are trained beside the adapters."""
+    said = " ; ".join(text(row, key) for key in ("method", "notes", "lora_targets")).lower()
+    return affirms(said, vocabulary(Tunings).trained_embeddings)
 
 
 def extra_tokens(row: Row, tuning: Tuning) -> int:
@@ -76,9 +98,10 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             rank=rank,
             targets=targets,
             freeze=frozen,
+            train=words.embedding_parts if trains_embeddings(row) else (),
             quantize=tuning.quantize,
             dropout=words.dropout if runtime.name in vocabulary(Frameworks).adapter_dropout else 0.0,
-            dtype=runtime.defaults.adapter_dtype,
+            dtype=adapter_dtype(row, runtime, tuning),
             compute="fused" if fused or method.base == "scale" else "fp32" if wide else "model",
         ),
     )

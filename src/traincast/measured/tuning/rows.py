@@ -16,11 +16,11 @@ from traincast.errors import UnknownNameError
 from traincast.graph import DType
 from traincast.graph.zoo.known_models import known_model
 from traincast.measured.dialect import meaning, vocabulary
-from traincast.measured.memory import MemoryKind, memory_of
+from traincast.measured.memory import MemoryKind, memory_of, usual_kind
 from traincast.measured.models.language import zoo_name
 from traincast.measured.run import Measured, Reading, affirms, unstated
 from traincast.measured.steps import read_row
-from traincast.measured.tuning.graph import extra_tokens
+from traincast.measured.tuning.graph import adapter_dtype, extra_tokens
 from traincast.measured.tuning.lengths import batch_lengths, batches_of, varied
 from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
 from traincast.strategy import Request, Runtime, find_runtime, load_precision, load_runtime
@@ -41,13 +41,14 @@ class MeasuredTuning:
     """One measured fine-tuning run.
 
     ``run`` has the request and the time of a step. ``longest`` is the request for the batch whose memory was measured;
-    ``kind`` says how it was counted. ``batches`` are lengths of consecutive batches, relative to that one, of one or
+    ``kind`` says how it was counted, as stated or (``kind_stated`` false) as usual. ``batches`` are lengths of consecutive batches, relative to that one, of one or
     more runs whose reserved memory is averaged.
     """
 
     run: Measured
     longest: Request
     kind: MemoryKind
+    kind_stated: bool
     batches: tuple[tuple[float, ...], ...]
     tuning: Tuning
 
@@ -67,7 +68,7 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
     row = completed(row, assumed)
     tuning = tuning_of(row) if tuning is None else tuning
     padded = vocabulary(Tunings).padded if padded is None else padded
-    memory = memory_of(row, assumed)
+    memory = memory_of(row)
     seconds = _seconds(row)
     if seconds is None and memory is None:
         raise RowError("neither a time nor a memory is stated")
@@ -77,7 +78,10 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
     reading = _reading(row, tuning, mean)
     longest = reading if longest_length == mean else _reading(row, tuning, longest_length)
     assumed += reading.assumed
-    batches = batches_of(row, high=only_high, assumed=assumed) if memory and memory.kind != "allocated" else ()
+    kind: MemoryKind = "allocated"
+    if memory is not None:
+        kind = memory.kind or usual_kind(longest.request.runtime, assumed)
+    batches = batches_of(row, high=only_high, assumed=assumed) if kind != "allocated" else ()
     return MeasuredTuning(
         run=Measured(
             index=index,
@@ -88,7 +92,8 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
             assumed=tuple(dict.fromkeys(assumed)),
         ),
         longest=longest.request,
-        kind=memory.kind if memory else "allocated",
+        kind=kind,
+        kind_stated=memory is None or memory.kind != "",
         batches=batches,
         tuning=tuning,
     )
@@ -224,10 +229,11 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
     pure = replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
-    if tuning.method not in _TRAINS_WEIGHTS:
-        return half if runtime.defaults.adapter_dtype == "fp32" else pure
     said = " ".join(text(row, key) for key in ("framework", "zero", "notes")).lower()
-    if words.keeps_copies.search(said) or request.strategy.zero in (1, 2):
+    copied = words.keeps_copies.search(said) is not None or request.strategy.zero in (1, 2)
+    if tuning.method not in _TRAINS_WEIGHTS:
+        return pure if adapter_dtype(row, runtime, tuning) == "model" and not copied else half
+    if copied:
         return half  # the optimizer keeps fp32 copies of 16-bit weights
     written = text(row, "precision").lower()
     stored_wide = re.search(r"\bamp\b|mixed", written) or (
@@ -349,7 +355,8 @@ def _recompute(row: Row) -> Any:
 def _framework(row: Row, assumed: list[str]) -> str:
     """Return the framework of a row: a container with tensor or context groups runs one program.
 
-    Others that are not known train plain modules, as most programs for fine-tuning do.
+    Others that are not known train plain modules, as most programs for fine-tuning do. So do those that name only the
+    library that shards them.
     """
     written, words = text(row, "framework"), vocabulary(Tunings)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
@@ -360,10 +367,13 @@ def _framework(row: Row, assumed: list[str]) -> str:
         return words.container_as
     if spread:
         return written
+    plain = words.plain_runtime
     try:
-        find_runtime(written)
+        found = find_runtime(written)
     except UnknownNameError:
-        plain = words.plain_runtime
         assumed.append(f"framework {written!r} not known: {plain}" if written else unstated("framework", plain))
+        return words.plain_as
+    if found.name in words.sharders:
+        assumed.append(f"framework {written!r} shards modules of Hugging Face: {plain}")
         return words.plain_as
     return written

@@ -83,7 +83,11 @@ class Tunings:
     dropout: float
     last_layers: int
     frozen_part: str
+    trained_embeddings: str
+    embedding_parts: tuple[str, ...]
     wide_adapters: str
+    narrow_adapters: tuple[str, str]
+    converts_all: Pattern
     no_wide_adapters: Pattern
     endings: Pattern
     sizes: Pattern
@@ -96,6 +100,7 @@ class Tunings:
     container_as: str
     plain_as: str
     plain_runtime: str
+    sharders: tuple[str, ...]
     unprepared: Pattern
     upcasts: Pattern
     keeps_copies: Pattern
@@ -114,7 +119,7 @@ class Tunings:
     other_figure: Pattern
     prefer_other: Pattern
     high_figure: Pattern
-    memory_kinds: Meanings[Literal["reserved", "nvidia-smi"]]
+    memory_kinds: Meanings[Literal["allocated", "reserved", "nvidia-smi"]]
     spread: float
     high_share: float
     stated_lengths: Pattern
