@@ -326,8 +326,8 @@ class Training(JsonRecord):
     optimizer: Annotated[
         bool | str,
         Option(
-            "Optimizer instead of the model's own: adamw, adam, lamb, sgd, sgd-plain, adamw8bit, paged-adamw or "
-            "paged-adamw8bit.",
+            "Optimizer instead of the model's own: adamw, adam, lamb, sgd, sgd-plain, adamw8bit, paged-adamw, "
+            "paged-adamw8bit, lion, adafactor, muon or soap.",
             "NAME",
         ),
     ] = True

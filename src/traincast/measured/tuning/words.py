@@ -47,11 +47,11 @@ class NotedMethod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOptimizer:
-    """An optimizer that is ``counted`` as another one, and what this ``says``; with 8-bit states, as a third one."""
+    """An optimizer, the one that it is ``counted`` as, and what this ``says``; with 8-bit states, as another one."""
 
     pattern: Pattern
     counted: str
-    says: str
+    says: str = ""
     byte_counted: str = ""
     byte_says: str = ""
 

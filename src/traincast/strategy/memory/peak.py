@@ -209,7 +209,7 @@ def states_of(
     held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
     updates = held[1] if updates_here(strategy, optimizer=optimizer) else 0.0
     states = sum_of_states(programs, precision)
-    paged = any(p.num_parameters and optimizer_called(p.optimizer_name).paged for p in programs)
+    paged = any(optimizer_called(u.optimizer).paged for p in programs for u in p.updated)
     gradients = held[2]
     if runtime.memory.updates_in_backward and updates_here(strategy, optimizer=optimizer):
         gradients = min(gradients, max((p.largest_parameter for p in programs), default=0.0))
@@ -235,8 +235,12 @@ def states_of(
 
 
 def sum_of_states(programs: Sequence[BlockProgram], precision: Precision) -> float:
-    """Bytes of all states that the optimizer keeps for one weight."""
-    return max((p.optimizer_states * precision.state_bytes(p.optimizer_name) for p in programs), default=0.0)
+    """Bytes of all states that optimizers keep for one weight: the mean over the weights."""
+    each = [(u.parameters, u.states * precision.state_bytes(u.optimizer)) for p in programs for u in p.updated]
+    rates = {nbytes / parameters for parameters, nbytes in each if parameters}
+    if len(rates) < 2:
+        return max(rates, default=0.0)
+    return sum(nbytes for _, nbytes in each) / sum(parameters for parameters, _ in each)
 
 
 def _fixed(programs: Sequence[BlockProgram], *, strategy: Strategy) -> tuple[float, float]:
