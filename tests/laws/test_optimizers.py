@@ -19,7 +19,7 @@ MATRICES = LAYERS * sum(m * n for m, n in SIDES)
 def products(optimizer: str, strategy: str) -> float:
     """FLOPs of the products in the update of one rank."""
     request = request_of(strategy, model=GPT, precision="bf16", global_batch=16)
-    plan = lower(replace(request, graph=request.graph.with_optimizer(optimizer))).plan
+    plan = lower(replace(request, graph=request.graph.with_optimizer(optimizer)), grain="operator").plan
     return sum(
         work.flops * count
         for work, count in tasks_per_work(plan, row=0)
@@ -67,7 +67,7 @@ def test_adafactor_keeps_a_number_per_row_and_column() -> None:
 def test_only_zero_3_gathers_matrices_for_their_products() -> None:
     def sent(optimizer: str, strategy: str) -> float:
         request = request_of(strategy, model=GPT, precision="bf16", global_batch=16)
-        plan = lower(replace(request, graph=request.graph.with_optimizer(optimizer))).plan
+        plan = lower(replace(request, graph=request.graph.with_optimizer(optimizer)), grain="operator").plan
         return collective_bytes(plan, "all_gather")
 
     assert sent("muon", "dp=4,zero=1") == sent("adamw", "dp=4,zero=1")

@@ -201,6 +201,9 @@ class MemoryTable:
     measurements."""
     high: Annotated[float, Meta(ge=1.0, le=100.0)] = 2.0
     """See ``low``."""
+    states_doubt: Share = 0.0
+    """If memory beyond the states is x times its forecast, the states are x to this power times theirs; 0: they are
+    exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ def _judged(
     prepared, runtime = prepare(longest), longest.runtime
     memories = memory_by_stage(longest, prepared)
     ratio = reserved_ratio(found, longest, memories)
-    low, high = ([at_share(m, factor(runtime, p)) for m in memories] for p in (0.05, 0.95))
+    low, high = ([at_share(m, runtime, factor(runtime, p)) for m in memories] for p in (0.05, 0.95))
     middle = counted(memories, found.kind, runtime, ratio=ratio)
     least, most = (found.kind, found.kind) if found.kind_stated else (MEMORY_KINDS[0], MEMORY_KINDS[-1])
     below, above = counted(low, least, runtime, ratio=ratio), counted(high, most, runtime, ratio=ratio)

@@ -98,7 +98,7 @@ class MemberMemory:
             )
             other = self._other(entry.request, states + beyond)
             memory = states + beyond + other
-            load = self._load(memory, total_at(states, beyond, other, self._factor))
+            load = self._load(memory, total_at(states, beyond, other, self.request.runtime, self._factor))
             if any(hosted) or entry.family.offloads_activations:
                 load = np.maximum(load, self._host_load(entry, way, updates, held[..., 4]))
             seconds = np.full(len(load), NOT_RUN)
