@@ -278,8 +278,8 @@ def test_adapters_run_what_a_module_with_adapters_runs(names: tuple[str, ...]) -
 def test_adapters_in_fp32_convert_what_peft_converts() -> None:
     """PEFT 0.21 under autocast, counted on three layers that share an input: four conversions per pass and adapter.
 
-    Forward converts the input to fp32 and back, and both matrices. Backward converts the gradients of both matrices, and
-    the gradient of the input to fp32 and back, unless nothing below is trained.
+    Forward converts the input to fp32 and back, and both matrices. Backward converts the gradients of both matrices,
+    and the gradient of the input to fp32 and back, unless nothing below is trained.
     """
     plain, wide, fused = (
         amounts(tuned(captured(Own()), f"rank=4,targets=fc1+gate+fc2,{how}"))

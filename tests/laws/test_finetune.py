@@ -251,7 +251,7 @@ def test_trained_modules_beside_adapters_keep_their_frozen_originals() -> None:
 
 def test_a_step_in_fp32_runs_no_conversions_of_adapters() -> None:
     wide, narrow = (
-        [work for work in lower(tuned("dp=1", f"rank=8,targets=q+v,dtype={dtype}", precision="fp32")).plan.works]
+        list(lower(tuned("dp=1", f"rank=8,targets=q+v,dtype={dtype}", precision="fp32")).plan.works)
         for dtype in ("fp32", "model")
     )
     assert set(wide) == set(narrow)

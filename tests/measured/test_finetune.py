@@ -160,12 +160,13 @@ def test_time_depends_on_the_mean_length_and_memory_on_the_longest() -> None:
     ("changes", "kind", "nbytes"),
     [
         ({}, "allocated", GIB),
+        ({"mem_kind": "unknown"}, "", GIB),
         ({"mem_kind": "nvidia-smi avg over GPUs", "mem_unit": "GB (1e9)"}, "nvidia-smi", 1e9),
         ({"mem_kind": "max_memory_reserved", "mem_unit": "MiB"}, "reserved", GIB / 1024),
     ],
 )
 def test_memory_is_of_the_kind_that_the_row_states(changes: dict[str, Any], kind: str, nbytes: float) -> None:
-    found = memory_of(ROW | changes, [])
+    found = memory_of(ROW | changes)
     assert found is not None
     assert (found.kind, found.nbytes) == (kind, nbytes)
 

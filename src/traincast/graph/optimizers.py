@@ -33,7 +33,7 @@ class Product(NamedTuple):
 
 
 class MatrixUpdate(NamedTuple):
-    """What the update of one matrix needs beside passes over its elements: further states, in elements, and products."""
+    """What the update of one matrix needs beside passes over its elements: states, in elements, and products."""
 
     states: float = 0.0
     products: tuple[Product, ...] = ()
@@ -49,7 +49,8 @@ class Optimizer:
     the framework's allocator.
 
     ``matrix`` says what else a matrix of so many rows and columns needs. It applies to weights of layers with two
-    dimensions or more; its products are computed in ``products``. The optimizer called ``beside`` updates all other weights: embeddings, the head, norms, biases.
+    dimensions or more; its products are computed in the dtype ``products``. The optimizer called ``beside`` updates all
+    other weights: embeddings, the head, norms, biases.
 
     ``kernel`` is the function of PyTorch that updates one tensor (``lamb``: composed of several; empty: an update
     cannot be run alone). ``torch`` is the class of ``torch.optim`` and ``arguments`` what it needs beyond the learning

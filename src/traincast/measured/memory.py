@@ -62,8 +62,8 @@ def plausible_bytes(row: Row, stated: float | None, device: Device, assumed: lis
 class MemoryFigure:
     """The memory that a row states, in bytes, and how it was counted.
 
-    ``kind`` is empty if the row does not say it. ``high`` says that it is a high percentile over training steps, not the
-    maximum.
+    ``kind`` is empty if the row does not say it. ``high`` says that it is a high percentile over training steps, not
+    the maximum.
     """
 
     nbytes: float

@@ -439,7 +439,11 @@ class Layout:
         for (rows, columns), count in counts.items():
             for product in matrix(rows, columns).products:
                 times = max(1, round(count * share * product.times))
-                shapes = (product.rows, product.inner), (product.inner, product.columns), (product.rows, product.columns)
+                shapes = (
+                    (product.rows, product.inner),
+                    (product.inner, product.columns),
+                    (product.rows, product.columns),
+                )
                 left, right, result = (TensorSpec((times, *shape), dtype) for shape in shapes)
                 work = Operator(
                     name="bmm",

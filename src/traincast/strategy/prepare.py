@@ -389,8 +389,8 @@ def check_request(request: Request) -> None:
         )
     if request.runtime.memory.updates_in_backward and strategy.num_microbatches > 1:
         raise StrategyError(
-            f"{strategy.num_microbatches} microbatches with updates in backward, which leave no gradients to sum: use a "
-            "larger micro_batch, or leave out optimizer_in_backward"
+            f"{strategy.num_microbatches} microbatches with updates in backward, which leave no gradients to sum: use "
+            "a larger micro_batch, or leave out optimizer_in_backward"
         )
     if request.runtime.defaults.fills_pipeline and strategy.num_microbatches < strategy.pp - 1:
         raise StrategyError(

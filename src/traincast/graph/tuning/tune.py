@@ -35,14 +35,15 @@ class FineTuning:
     """What is trained, and how the rest is stored.
 
     ``targets`` are words (``attention``, ``mlp``, ``q`` …, see :data:`traincast.graph.tuning.targets.WORDS`) or
-    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``, of which a
-    frozen original is kept beside the trained copy. Modules that match ``freeze`` are frozen and get no adapters. ``quantize`` names the format of frozen weights of linear
-    layers (see :data:`traincast.graph.tuning.storage.STORAGES`; empty: they stay in the precision of the model).
+    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``; a frozen
+    original of these is kept beside the trained copy. Modules that match ``freeze`` are frozen and get no adapters.
+    ``quantize`` names the format of frozen weights of linear layers (see
+    :data:`traincast.graph.tuning.storage.STORAGES`; empty: they stay in the precision of the model).
 
     Adapters are stored in ``dtype``: fp32, or the precision of the model. Their products run in ``compute``: fp32, or
-    the precision of the model, as under automatic mixed precision, where adapters in fp32 and their inputs are converted
-    for each product. ``fused`` products, also in the precision of the model, convert nothing, as those of Unsloth.
-    ``alpha`` only scales, and costs nothing.
+    the precision of the model, as under automatic mixed precision, where adapters in fp32 and their inputs are
+    converted for each product. ``fused`` products, also in the precision of the model, convert nothing, as those of
+    Unsloth. ``alpha`` only scales, and costs nothing.
     """
 
     adapter: Adapter = "none"

@@ -38,7 +38,8 @@ def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Met
 def adapter_dtype(row: Row, runtime: Runtime, tuning: Tuning) -> AdapterDType:
     """Return how the adapters of a row are stored: in fp32, or in the precision of the model.
 
-    The PEFT library stores them in fp32; beside 16-bit weights its releases 0.6 to 0.10 stored them in 16 bits. DeepSpeed converts all parameters to the precision of the model when it shards their states.
+    The PEFT library stores them in fp32; beside 16-bit weights, its releases 0.6 to 0.10 stored them in 16 bits.
+    DeepSpeed converts all parameters to the precision of the model when it shards their states.
     """
     words = vocabulary(Tunings)
     said = " ".join(text(row, key) for key in ("framework", "notes")).lower()

@@ -41,8 +41,8 @@ class MeasuredTuning:
     """One measured fine-tuning run.
 
     ``run`` has the request and the time of a step. ``longest`` is the request for the batch whose memory was measured;
-    ``kind`` says how it was counted, as stated or (``kind_stated`` false) as usual. ``batches`` are lengths of consecutive batches, relative to that one, of one or
-    more runs whose reserved memory is averaged.
+    ``kind`` says how it was counted, as stated or (``kind_stated`` false) as usual. ``batches`` are lengths of
+    consecutive batches, relative to that one, of one or more runs whose reserved memory is averaged.
     """
 
     run: Measured
@@ -206,8 +206,8 @@ def _year(row: Row) -> int:
 def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) -> Runtime:
     """Return ``runtime``, with two copies of the inputs of recomputed layers where plain PyTorch keeps two.
 
-    FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps; FSDP2 does not. PEFT's
-    preparation of 4- and 8-bit models makes norms fp32, and with them the inputs of layers.
+    FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps; FSDP2 does not.
+    PEFT's preparation of 4- and 8-bit models makes norms fp32, and with them the inputs of layers.
     """
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime

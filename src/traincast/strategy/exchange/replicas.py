@@ -77,7 +77,7 @@ class Exchange:
         return [self._item(work, "dp parameters", group) for work, group in found]
 
     def matrices(self, dense: float, experts: float) -> list[Item]:
-        """Gathers the gradients of whole matrices, in the dtype of activations, for an optimizer that multiplies them."""
+        """Gathers the gradients of whole matrices, in the dtype of activations, for an optimizer of matrices."""
         found = self._over(dense, experts, "all_gather", self.precision.activations.nbytes)
         return [self._item(work, "dp matrices", group) for work, group in found]
 
