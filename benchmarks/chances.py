@@ -28,7 +28,7 @@ from traincast.errors import TraincastError
 from traincast.forecast import Forecast, forecast
 from traincast.measured import Measured, dp_steps, steps
 from traincast.measured.calibrations import with_calibration, without_calibration
-from traincast.report.odds import odds
+from traincast.searching.odds import odds
 from traincast.searching.sureness import Draws
 from traincast.strategy import Request
 from traincast.tables import Row, RowError, read_rows, text

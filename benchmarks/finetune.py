@@ -26,10 +26,12 @@ import numpy as np
 from benchmarks.markdown import table as markdown
 from benchmarks.markers import write
 from traincast.forecast import forecast
+from traincast.measured import source_of
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.dialect import vocabulary
-from traincast.measured.tuning.rows import MeasuredTuning, completed, group_of, read_tuning, start_up
-from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
+from traincast.measured.tuning.lengths import Lengths
+from traincast.measured.tuning.rows import MeasuredTuning, completed, read_tuning, start_up
+from traincast.measured.tuning.words import Tuning, tuning_of
 from traincast.strategy import Request, find_runtime, load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, figure, read_rows, text
@@ -65,8 +67,8 @@ class Habits:
     extra kernels of adapter methods other than LoRA are counted.
     """
 
-    padded: float = vocabulary(Tunings).padded
-    start_s: float = vocabulary(Tunings).start_s
+    padded: float = vocabulary(Lengths).padded
+    start_s: float = vocabulary(Lengths).start_s
     update_passes: int = 0
     targets: tuple[str, ...] = ()
     methods: bool = True
@@ -123,7 +125,7 @@ class Judge:
     def __init__(self, path: Path, saved: Path | None = None) -> None:
         self._saved = saved
         self.rows: Sequence[Row] = read_rows(path, needs=())
-        self.sources = sorted({group_of(row) for row in self.rows})
+        self.sources = sorted({source_of(row) for row in self.rows})
         found = [read_tuning(index, row) for index, row in enumerate(self.rows)]
         self._measured = [(one.run.seconds, one.run.memory_bytes) for one in found]
         self._matters = [_matters(one, row) for one, row in zip(found, self.rows, strict=True)]
@@ -135,7 +137,7 @@ class Judge:
 
     def of(self, source: str) -> list[int]:
         """Return the rows of a source."""
-        return [index for index, row in enumerate(self.rows) if group_of(row) == source]
+        return [index for index, row in enumerate(self.rows) if source_of(row) == source]
 
     def matters(self, rows: Sequence[int], habit: str) -> bool:
         """Return whether any of the rows depends on a habit."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import traincast
 from traincast.graph import zoo
-from traincast.graph.load import capture_of_zoo
 from traincast.graph.shipped import FOLDER, index, shipped_graph, stamp, write_shipped
+from traincast.graph.traced import capture_of_zoo
 
 PLACE = Path(traincast.__file__).parent / "graph" / "zoo" / FOLDER
 

@@ -22,15 +22,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.estimate.inspector.amounts import amounts_of
+from traincast.estimate.inspector.evaluate import InspectorShape, TrainedInspector
+from traincast.estimate.inspector.grouping import Grouping
 from traincast.files import write_json
-from traincast.fitting.inspector.fit import Split, default_shape, examples_of, folds, predictions, types_of
+from traincast.fitting.inspector.fit import Split, examples_of, folds, predictions, types_of
 from traincast.fitting.inspector.rivals import Rival, mean_rival, trees_rival
 from traincast.fitting.inspector.runs import ObservedRun, read_runs
-from traincast.fitting.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, train
-from traincast.resources.inspector.amounts import amounts_of
-from traincast.resources.inspector.evaluate import InspectorShape, TrainedInspector
-from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.targets import FigureScore, by_resource, score
+from traincast.fitting.inspector.scores import FigureScore, by_resource, score
+from traincast.fitting.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, default_shape, train
 
 Floats = npt.NDArray[np.float64]
 PARTS: Final = ("rivals", "ablations", "grouping", "transfer")

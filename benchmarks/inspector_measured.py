@@ -20,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.inspector import figures
+from traincast.estimate.inspector.bundle import load_inspector
+from traincast.estimate.inspector.grouping import Grouping
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
 from traincast.files import write_json
 from traincast.fitting.inspector.fit import examples_of, folds, predictions, types_of
 from traincast.fitting.inspector.make import simulated_uses
 from traincast.fitting.inspector.rivals import mean_rival, trees_rival
 from traincast.fitting.inspector.runs import ObservedRun, observed_run
+from traincast.fitting.inspector.scores import score, uses_of_runs
 from traincast.fitting.inspector.train import InspectorTraining, train
-from traincast.resources.bursts import RESOURCES, ResourceUse
-from traincast.resources.inspector.bundle import load_inspector
-from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.targets import score, uses_of_runs
 from traincast.tables import read_rows
 
 Floats = npt.NDArray[np.float64]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.markers import write
-from traincast.resources.bursts import RESOURCES
-from traincast.resources.inspector.targets import TARGETS
+from traincast.estimate.inspector.targets import TARGETS
+from traincast.estimate.resource_use import RESOURCES
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "inspector.md"
 ORDER: Final = ("timeline", "adapted inspector", "inspector", "LightGBM", "mean")

@@ -25,6 +25,9 @@ FENCE: Final = re.compile(r"^```console\n\$ (?P<command>[^\n]*(?:\\\n[^\n]*)*)\n
 SPEED: Final = re.compile(r"^[\d.,]+ \w+, [\d.,]+( [kM])? strategies per CPU second", re.M)
 """The line in which a search reports its speed, which depends on the machine."""
 
+PROGRESS: Final = re.compile(r"^.+: [\d,]+( of [\d,]+)? done after \d+ s\n?", re.M)
+"""A line in which a long command says how far it is; it depends on the machine and is not shown in documents."""
+
 COUNT: Final = re.compile(r"<!-- count:(?P<name>[a-z-]+) -->(?P<shown>[^<]*)<!-- -->")
 """A number of things in the catalog, in the text of a document."""
 
@@ -102,7 +105,7 @@ def _with_output(match: re.Match[str]) -> str:
 
 
 def output_of(command: str) -> str:
-    """Run ``command``, a call of ``traincast``, and return its output without trailing blanks."""
+    """Run ``command``, a call of ``traincast``; return its output without lines of progress and trailing blanks."""
     words = shlex.split(command)
     if words[:1] != ["traincast"]:
         raise ValueError(f"{command!r} does not call traincast")
@@ -116,7 +119,8 @@ def output_of(command: str) -> str:
     )
     if run.returncode not in (0, 2):
         raise RuntimeError(f"{command!r} failed: {run.stderr.strip()}")
-    return "\n".join(line.rstrip() for line in (run.stdout + run.stderr).splitlines()).strip("\n")
+    printed = PROGRESS.sub("", run.stdout + run.stderr)
+    return "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
-from traincast.estimate import EventsCostModel, learned_cost_model, read_events
+from traincast.estimate import learned_cost_model
+from traincast.estimate.events.model import EventsCostModel, read_events
 from traincast.forecast import predict
 from traincast.profiling.events.ask import EventsAsk
 from traincast.profiling.events.measure import measure_events

@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.resource_runs import SETTINGS, ResourceRun
 from benchmarks.resource_table import MOST_BEHIND, behind, runs_in
 from traincast.cli.resources.real_runs import SampledRun, compare_run, sampled_run
+from traincast.estimate.resource_use import FIGURES, RESOURCES
 from traincast.journal import Journal, key_of
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import FIGURES, RESOURCES
 from traincast.resources.curves import uses_of
 from traincast.testbed.compare import forecast_of
 

@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 
 from benchmarks.inspector_measured import measured_runs
+from traincast.estimate.resource_use import FIGURES, RESOURCES
 from traincast.fitting.inspector.runs import ObservedRun
 from traincast.forecast import forecast
-from traincast.resources.bursts import FIGURES, RESOURCES
 from traincast.resources.forecasting import ResourceForecast, resources_of
 from traincast.resources.whatif import change_of, change_ranges
 

@@ -22,9 +22,10 @@ import numpy as np
 
 from benchmarks.resource_runs import ResourceRun, request_of
 from traincast.cli.resources.real_runs import SampledRun, sampled_run
+from traincast.estimate.resource_use import FIGURES, RESOURCES
 from traincast.files import writing
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import FIGURES, RESOURCES, use_of
+from traincast.resources.bursts import use_of
 from traincast.tables import read_rows
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
 from traincast.estimate.operators.efficiency import achievable
-from traincast.measured import Measured, dp_steps
+from traincast.measured import Measured, dp_steps, source_of
 from traincast.measured import steps as language_steps
 from traincast.measured.table import completed
 from traincast.report.outlook import UNCALIBRATED
@@ -84,8 +84,8 @@ def make(
     skipped: list[Entry] = []
     runs: list[MeasuredRun] = []
     if steps is not None:
-        read, group = language_steps.read_timed_run, language_steps.group_of
-        _prepare("steps", completed(read_rows(steps, needs=())), read, group, runs, entries, skipped)
+        read = language_steps.read_timed_run
+        _prepare("steps", completed(read_rows(steps, needs=())), read, source_of, runs, entries, skipped)
     if dp is not None:
         _prepare("dp-steps", read_rows(dp, needs=()), dp_steps.read_run, dp_steps.group_of, runs, entries, skipped)
     for run, entry in zip(runs, entries, strict=True):

@@ -27,8 +27,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.off_core import OffCore, write_trace
-from traincast.estimate import EventsCostModel, learned_cost_model
-from traincast.estimate.events.model import events_of
+from traincast.estimate import learned_cost_model
+from traincast.estimate.events.model import EventsCostModel, events_of
 from traincast.forecast import predict
 from traincast.profiling.events.steps import training_step
 from traincast.traces.files.load import load_jobs

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.markdown import table
 from traincast.errors import TraincastError
 from traincast.forecast import forecast
-from traincast.measured import dp_steps, steps
+from traincast.measured import dp_steps, source_of, steps
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.run import Measured
 from traincast.measured.table import completed
@@ -102,7 +102,7 @@ def read(paths: Iterable[Path], *, dp: bool, most: int) -> list[Judged]:
         of_source = defaultdict(list)
         for index, row in enumerate(rows):
             if dp or steps.has_run(row):
-                of_source[(dp_steps if dp else steps).group_of(row)].append(index)
+                of_source[dp_steps.group_of(row) if dp else source_of(row)].append(index)
         for source, indices in sorted(of_source.items()):
             for index in random.Random(1).sample(indices, min(most, len(indices))):
                 try:

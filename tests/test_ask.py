@@ -5,17 +5,33 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, Literal
 
 import click
 import pytest
 from click.testing import CliRunner
+from msgspec import Meta
 
 from traincast import Ask, Conditions, JobSettings, TraincastError, load_cluster, predict, search
-from traincast.ask import Option, Training, declared, json_schema
+from traincast.ask import Files, JsonRecord, Option, Training, declared, json_schema
+from traincast.calibrating.ask import CalibrateAsk
 from traincast.cli.derive import asks, words_of
-from traincast.resolve import resolve
+from traincast.cli.resources.ask import MonitorAsk, ResourceCompareAsk
+from traincast.fitting.ask import CollectivesFitAsk, FitAsk
+from traincast.fitting.inspector.ask import ResourceFitAsk, SimulateAsk
+from traincast.profiling.collectives.ask import LogImport
+from traincast.profiling.events.ask import EventsAsk
+from traincast.profiling.machine.ask import MachineAsk
+from traincast.profiling.operators.ask import OperatorSet
+from traincast.resolve import resolve, stated_strategy
+from traincast.resources.ask import WhatIfAsk
+from traincast.scheduling.ask import ScheduleAsk
+from traincast.searching.ask import SearchAsk
+from traincast.testbed.ask import CompareAsk, RunAsk, StudyAsk
+from traincast.traces.ask import DiffAsk, LearnAsk, ReplayAsk, ShowAsk, TraceChangesAsk
+from traincast.validating.ask import ValidateAsk
 
 FULL = Ask(
     "llama3-8b",
@@ -103,6 +119,12 @@ def test_resolving_says_what_was_assumed() -> None:
     assert any("a100-sxm4-80gb" in said for said in resolved.assumed)
 
 
+def test_a_stated_strategy_is_known_before_the_model_is_read() -> None:
+    ask = Ask("no-such-model", cluster="nowhere", global_batch=64, strategy="dp=4,pp=2,micro_batch=4")
+    assert str(stated_strategy(ask)) == "dp=4,pp=2,num_microbatches=4,schedule=1f1b"
+    assert stated_strategy(Ask("no-such-model", cluster="nowhere", global_batch=64)).num_ranks == 1
+
+
 def test_an_ask_of_data_runs_no_code() -> None:
     for change in ({"model": "os:getcwd"}, {"strategy": "dp=8,schedule=os:getcwd"}):
         with pytest.raises(TraincastError, match="Python code"):
@@ -145,6 +167,67 @@ def test_a_flag_is_added_by_declaring_one_field() -> None:
     assert More.from_dict(asked[0].to_dict()) == asked[0]
     assert words_of(asked[0])[-2:] == ["--colour", "red"]
     assert "The colour of the cluster." in CliRunner().invoke(command, ["--help"]).output
+
+
+RECORDS = [
+    CalibrateAsk, CollectivesFitAsk, CompareAsk, DiffAsk, EventsAsk, FitAsk, LearnAsk, LogImport, MachineAsk,
+    MonitorAsk, OperatorSet, ReplayAsk, ResourceCompareAsk, ResourceFitAsk, RunAsk, ScheduleAsk, SearchAsk, ShowAsk,
+    SimulateAsk, StudyAsk, TraceChangesAsk, ValidateAsk, WhatIfAsk,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_what_a_verb_is_asked_explains_itself_and_has_a_schema(record: type) -> None:
+    assert all(one.option.help for one in declared(record))
+    schema = json_schema(record)["$defs"][f"{record.__name__}Table"]
+    assert set(schema["properties"]) == {one.name for one in declared(record) if not one.live}
+
+
+@dataclass(frozen=True, slots=True)
+class Odd(JsonRecord):
+    """Every kind of field that the command line has."""
+
+    words: Annotated[Files, Option("Files.", "FILE…")]
+    output: Annotated[str, Option("The file to write.", "PATH", short="-o")]
+    _: KW_ONLY
+    rates: Annotated[Mapping[int, str] | None, Option("Rates.", "N=RATE", read=lambda text: text.split("="))] = None
+    where: Annotated[dict[str, str] | None, Option("Filter.", "A=B", joined=",", again="", read=json.loads)] = None
+    adapt: Annotated[bool | None, Option("Yes, no, or not said.")] = None
+    quiet: Annotated[bool, Option("Not loud.", flag="--loud", turns_off=True)] = True
+    parity: Annotated[Literal["even", "odd"], Option("Which.", "even|odd")] = "even"
+    members: Annotated[int, Meta(ge=1, le=20), Option("How many.", "N")] = 3
+    hidden: Annotated[int, Option("Not on every verb.", "N")] = 7
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("a b -o c", Odd(("a", "b"), "c")),
+        (
+            "a -o c --rates 1=x --rates 2=y --adapt --loud --parity odd --members 20",
+            Odd(("a",), "c", rates={"1": "x", "2": "y"}, adapt=True, quiet=False, parity="odd", members=20),  # type: ignore[dict-item]
+        ),
+        ('a -o c --no-adapt --where {"x":1 --where "y":2}', Odd(("a",), "c", adapt=False, where={"x": 1, "y": 2})),  # type: ignore[dict-item]
+    ],
+)
+def test_every_kind_of_field_is_read(words: str, expected: Odd) -> None:
+    asked: list[Odd] = []
+
+    @click.command
+    @asks(Odd, without=["hidden"])
+    def command(ask: Odd) -> None:
+        asked.append(ask)
+
+    CliRunner().invoke(command, words.split(), catch_exceptions=False)
+    assert asked == [expected]
+    for wrong, said in {
+        "a -o c --members 21": "21 is not in the range 1<=x<=20",
+        "a -o c --parity none": "'none' is not one of 'even', 'odd'",
+        "a -o c --hidden 3": "No such option",
+        "-o c": "Missing argument 'FILE…'",
+        "a": "Missing option '-o' / '--output'",
+    }.items():
+        assert said in CliRunner().invoke(command, wrong.split()).output
 
 
 def test_the_command_line_fills_what_python_says() -> None:

@@ -86,8 +86,8 @@ def test_an_argument_of_the_wrong_kind_is_refused_in_one_line(arguments: dict[st
     ("call", "said"),
     [
         (lambda: search(GPT, cluster=None, global_batch=8), "cluster is None"),  # type: ignore[call-overload]
-        (lambda: calibrate(None, cluster="dgx-h100"), "table is None"),  # type: ignore[arg-type]
-        (lambda: validate(None), "table is None"),  # type: ignore[arg-type]
+        (lambda: calibrate(None, cluster="dgx-h100"), "table is None"),  # type: ignore[call-overload]
+        (lambda: validate(None), "table is None"),  # type: ignore[call-overload]
         (lambda: load_cluster(None), "cluster is None"),  # type: ignore[arg-type]
         (lambda: load_device(None), "device is None"),  # type: ignore[arg-type]
         (lambda: load_runtime(None), "runtime is None"),  # type: ignore[arg-type]

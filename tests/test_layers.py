@@ -173,6 +173,20 @@ def test_importing_does_not_load_pytorch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_forecast_loads_nothing_of_what_it_is_not_asked() -> None:
+    """Tracing, fine-tuning, events, servers, traces and pages are loaded by the asks that need them."""
+    parts = "graph.capture graph.huggingface graph.tuning estimate.events simulate.server strategy.uneven report.page"
+    idle = tuple(f"traincast.{part}" for part in (*parts.split(), "report.trace", "resources.forecasting", "pages"))
+    code = (
+        "import sys\n"
+        "from traincast import predict\n"
+        "predict('llama3-8b', cluster='dgx-h100:4', strategy='dp=8,tp=4', global_batch=256)\n"
+        f"print([m for m in sys.modules if m.startswith({idle})])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_asking_for_help_does_not_load_pytorch() -> None:
     code = (
         "import sys\n"

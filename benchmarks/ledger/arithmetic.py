@@ -1,11 +1,13 @@
-"""Whether this machine rounds as the one that made the ledger.
+"""The arithmetic in which the ledger is made and compared.
 
 NumPy and its linear algebra choose instructions by the processor: with and without AVX-512, for instance, exponentials
-differ in the last bit. Where they do, the ledger compares figures to nine digits, and no digests of them.
+and products differ in the last bit. So the ledger's process asks for instructions that nearly every x86 processor has.
+On other processors, figures are compared to six digits, and digests of figures are not compared.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import numpy as np
@@ -14,10 +16,21 @@ from benchmarks.ledger.canonical import digest_of
 from benchmarks.ledger.entries import FOLDER
 
 _PATH: Final = FOLDER / "arithmetic.txt"
+PINNED: Final = {
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",
+}
+"""Variables that fix the instructions; they must be set before NumPy is imported."""
 SAID: Final = (
-    "this machine rounds otherwise than the one that made the ledger: figures are compared to nine digits, digests of "
+    "this machine rounds otherwise than the one that made the ledger: figures are compared to six digits, digests of "
     "figures are not"
 )
+
+
+def is_pinned() -> bool:
+    """Whether this process was started with the ledger's arithmetic."""
+    return all(os.environ.get(name) == value for name, value in PINNED.items())
 
 
 def fingerprint() -> str:
@@ -33,7 +46,9 @@ def fingerprint() -> str:
         np.sqrt(values),
     )
     narrow = square.astype(np.float32)
-    return digest_of((*results, square @ square.T, narrow @ narrow.T, values.sum(), narrow.mean(axis=0)), 16)
+    sums = (values.sum(), narrow.mean(axis=0))
+    wide = np.sin(np.arange(256.0 * 128)).astype(np.float32).reshape(256, 128)  # as large as the layers of a network
+    return digest_of((*results, square @ square.T, narrow @ narrow.T, wide @ wide.T, *sums), 16)
 
 
 def is_same() -> bool:

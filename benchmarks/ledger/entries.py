@@ -13,7 +13,8 @@ Values: TypeAlias = tuple[str, ...]
 Entry: TypeAlias = tuple[str, Values]
 """A key that says what was asked, and the answer: one value for each column, or a single one for a refusal."""
 REFUSED: Final = "refused: "
-_ROUNDING: Final = 1e-9
+_ROUNDING: Final = 1e-6
+"""Networks compute in fp32, so figures of other machines agree to about six digits."""
 
 
 @dataclass(slots=True)

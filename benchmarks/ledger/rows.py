@@ -16,7 +16,7 @@ import traincast
 from benchmarks.ledger import canonical
 from benchmarks.ledger.entries import REFUSED, Entry, Part, Scope
 from benchmarks.ledger.made_rows import write_made
-from traincast.validating.validate import TableKind
+from traincast.validating.ask import TableKind
 
 _TABLES: Final[dict[str, TableKind]] = {
     "steps": "steps",

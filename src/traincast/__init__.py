@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from traincast.estimate import AnalyticalCostModel, CostModel, Estimates, LearnedCostModel, learned_cost_model
+    from traincast.estimate.resource_use import ResourceUse
     from traincast.fitting.fit import Fit, fit
     from traincast.fitting.inspector.make import MadeRuns, simulate_resources
     from traincast.forecast import Forecast, predict
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from traincast.profiling.output import Profile
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, Report
-    from traincast.resources.bursts import ResourceUse
     from traincast.resources.forecasting import ResourceForecast, resources_of
     from traincast.resources.whatif import WhatIf, whatif_resources
     from traincast.scheduling import (
@@ -104,7 +104,7 @@ _HOMES = {
     "traincast.profiling.monitor.sample": "Monitored",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast Report",
-    "traincast.resources.bursts": "ResourceUse",
+    "traincast.estimate.resource_use": "ResourceUse",
     "traincast.resources.forecasting": "ResourceForecast resources_of",
     "traincast.fitting.inspector.make": "MadeRuns simulate_resources",
     "traincast.resources.whatif": "WhatIf whatif_resources",

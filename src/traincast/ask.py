@@ -14,10 +14,12 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import cache, update_wrapper
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -51,17 +53,24 @@ if TYPE_CHECKING:
     from traincast.strategy import Runtime, Strategy
 
     LiveModel: TypeAlias = OperatorGraph | torch.nn.Module | Traceable
+    File: TypeAlias = str | os.PathLike[str]
 else:  # in JSON there are words alone
-    Cluster = CostModel = LiveModel = Runtime = Strategy = str
+    Cluster = CostModel = File = LiveModel = Runtime = Strategy = str
 
 P = ParamSpec("P")
-A = TypeVar("A", bound="Training")
+A = TypeVar("A", bound="JsonRecord")
 R = TypeVar("R")
 
 MAX_BATCH: Final = 10**9
+Batch: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**18)]
 """A whole number that the command line also reads as ``4k`` or ``1e12``."""
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Workers: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
+Files: TypeAlias = File | Sequence[File]
+"""One file or folder, or several."""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many parts are done, and how many there are."""
 _MOST_SLOW: Final = 1000.0
 _MOST_JITTER: Final = 1.0
 _MOST_INTERFERENCE: Final = 100.0
@@ -77,11 +86,12 @@ class Option:
     """How a field is explained and spelled.
 
     ``metavar`` is the placeholder of its value. ``flag`` is the option's name if it is not that of the field; a field
-    whose ``flag`` is None is for Python alone. ``turns_off``: the option, which takes no value, sets the field to
+    whose ``flag`` is None is for Python alone. A positional field is an argument of the command line, unless it has a
+    ``flag`` or a ``short`` spelling such as -o. ``turns_off``: the option, which takes no value, sets the field to
     False, and the command line's default is True. ``read`` reads the text of one value that is neither text nor number;
     the text of a ``whole`` field holds all of its values. Texts of an option that may be given several times are
-    ``joined`` to one, if the field is one text. ``time``: the text is a time such as 30min. ``bare`` is the
-    value of an option that is given without one, ``short`` another spelling such as -o.
+    ``joined`` to one, if the field is read from one text; help ends with the sentence ``again``. ``time``: the text is
+    a time such as 30min. ``bare`` is the value of an option that is given without one.
     """
 
     help: str
@@ -91,14 +101,24 @@ class Option:
     read: Callable[[str], Any] | None = None
     whole: bool = False
     joined: str = ""
+    again: str = "May be given several times."
     time: bool = False
     bare: Any = None
     short: str = ""
 
 
+HTML: Final = Option("Write a self-contained HTML page to FILE.", "FILE")
+ALLOW_CODE: Final = Option("Run Python code that the table names as a model or schedule (package.module:factory).")
+
+
 def python_only(meaning: str) -> Option:
     """Return the description of a field that has no option on the command line."""
     return Option(meaning, flag=None)
+
+
+def paths_of(given: Files) -> list[Path]:
+    """Return the paths of one file or of several."""
+    return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(file) for file in given]
 
 
 class Live:
@@ -294,7 +314,7 @@ class Training(JsonRecord):
             "CLUSTER",
         ),
     ]
-    global_batch: Annotated[int, Meta(ge=1, le=MAX_BATCH), Option("Samples per step, over all devices.", "N")]
+    global_batch: Annotated[Batch, Option("Samples per step, over all devices.", "N")]
     seq: Annotated[Count | None, Option("Tokens per sample, for sequence models.", "N")] = None
     precision: Annotated[
         str | None,
@@ -438,7 +458,10 @@ def _declared(item: Field[Any], hint: Any) -> Declared:
 
 def option_of(ask: Any, name: str) -> Option:
     """Return the option of one field of an ask, for another ask that has the same field."""
-    return next(one.option for one in declared(ask) if one.name == name)
+    home = next(kind for kind in ask.__mro__ if name in inspect.get_annotations(kind))
+    alone = {"__module__": home.__module__, "__annotations__": {name: inspect.get_annotations(home)[name]}}
+    hint = get_type_hints(type(name, (), alone), include_extras=True)[name]  # all fields would take a millisecond
+    return next(note for note in hint.__metadata__ if isinstance(note, Option))
 
 
 def _with_limits(kind: Any, notes: Iterable[object]) -> Any:
@@ -483,7 +506,7 @@ class Verb(Generic[P, A, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Answer an ask, or one that is made of these arguments."""
-        if len(args) == 1 and isinstance(args[0], Training):
+        if len(args) == 1 and isinstance(args[0], JsonRecord):
             kind: Any = self._ask
             expect("ask", args[0], kind, f"a {kind.__name__}")
             return self._answer(args[0], **kwargs)  # type: ignore[arg-type]
@@ -502,7 +525,7 @@ class Verb(Generic[P, A, R]):
 
 
 def verb(ask: Callable[P, A]) -> Callable[[Callable[[A], R]], Verb[P, A, R]]:
-    """Return the decorator of a function that answers ``ask``, a subclass of :class:`Training`."""
+    """Return the decorator of a function that answers ``ask``, a subclass of :class:`JsonRecord`."""
 
     def decorate(answer: Callable[[A], R]) -> Verb[P, A, R]:
         return Verb(ask, answer)
@@ -515,10 +538,19 @@ def _plain_type(annotation: str) -> str:
     read = ast.parse(annotation, mode="eval").body
     if isinstance(read, ast.Subscript) and ast.unparse(read.value) == "Annotated" and isinstance(read.slice, ast.Tuple):
         annotation = ast.unparse(read.slice.elts[0])
-    return re.sub("|".join(_MEANT), lambda found: _MEANT[found[0]], annotation)
+    return re.sub(rf"\b({'|'.join(_MEANT)})\b", lambda found: _MEANT[found[0]], annotation)
 
 
-_MEANT: Final = {"Count": "int", "Seed": "int", "LiveModel": "OperatorGraph | torch.nn.Module | Traceable"}
+_MEANT: Final = {
+    "Batch": "int",
+    "Count": "int",
+    "Seed": "int",
+    "Workers": "int",
+    "File": "str | os.PathLike[str]",
+    "Files": "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+    "LiveModel": "OperatorGraph | torch.nn.Module | Traceable",
+    "Progress": "Callable[[int, int], None]",
+}
 """Names that stand for types in this module, and what a reader of a signature knows them as."""
 
 

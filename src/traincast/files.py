@@ -14,7 +14,6 @@ import errno
 import json
 import math
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -207,7 +206,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def _beside(target: Path) -> Path:
     """Return a new hidden name in the same folder, short enough for any file system."""
-    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.part")
+    return target.with_name(f".{target.name[:40]}.{os.urandom(6).hex()}.part")
 
 
 def _write_new(path: Path, content: bytes) -> None:

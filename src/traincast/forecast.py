@@ -14,15 +14,13 @@ import numpy.typing as npt
 from traincast.ask import Ask, Conditions, JobSettings, verb
 from traincast.brief import Brief, BriefTable
 from traincast.cluster import Cluster
-from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
+from traincast.estimate import CostModel, Estimates, LearnedCostModel, MeasuredCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
 from traincast.graph import Operator, Phase
 from traincast.report import JobForecast, Report, make_report
-from traincast.report.advice import advice_of
 from traincast.report.assemble import step_figures
-from traincast.report.by_rank import estimates_by_rank
 from traincast.report.figures import StepFigures
 from traincast.report.job import job_of_steps, steps_of
 from traincast.report.report import BundleUse, UnsearchedChoice
@@ -35,7 +33,6 @@ from traincast.strategy.lower import Layout
 from traincast.strategy.memory.remedy import Change, Remedy
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail
-from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import unmarked
 from traincast.work import Work
 
@@ -59,7 +56,7 @@ class Forecast(Brief):
     servers: ServerJob | None = None
 
     def brief(self) -> BriefTable:
-        """Return that of the report: the other parts hold megabytes."""
+        """Return the brief of the report; the other parts of a forecast hold megabytes."""
         return self.report.brief()
 
     def detailed(self, *, all_ranks: bool = False, bound: Literal["low", "seconds", "high"] = "seconds") -> Timeline:
@@ -124,7 +121,7 @@ def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostMod
 
 def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
     model = cost_model or default_cost_model(request.runtime.kernels.measured_with)
-    if isinstance(model, EventsCostModel):
+    if isinstance(model, MeasuredCostModel):
         return model.with_fallback(lambda fallback: _model_for(request, fallback))
     if isinstance(model, LearnedCostModel) and not model.framework:
         return replace(model, framework=request.runtime.kernels.measured_with)
@@ -169,7 +166,7 @@ def forecast(
     The report says how the strategy was chosen (``choice``), and what was ``assumed``.
     """
     model = _model_for(request, cost_model)
-    if isinstance(model, EventsCostModel):
+    if isinstance(model, MeasuredCostModel):
         request = replace(request, cluster=model.on(request.cluster))
     simulated = _simulate_servers if request.strategy.servers else _simulate_ranks
     made = simulated(request, model, grain=grain, conditions=conditions)
@@ -178,7 +175,9 @@ def forecast(
         made.request, lowered, made.estimates, made.timeline, folded=made.folded, servers=made.servers
     )
     advice: tuple[str, ...] = ()
-    if in_detail:
+    if in_detail and made.computing_s is not None:
+        from traincast.report.by_rank import advice_of
+
         advice = advice_of(
             made.request,
             lowered.plan.mesh,
@@ -259,7 +258,7 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
 def _choice(request: Request, cost_model: CostModel | None) -> Choice:
     """Return a strategy that fits if any does: the fastest of a few that fit, where all ranks do the same."""
     alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.defaults.servers)
-    timed = alike and not isinstance(cost_model, EventsCostModel)
+    timed = alike and not isinstance(cost_model, MeasuredCostModel)
     return choose(request, seconds=_Pace(request, _model_for(request, cost_model)).seconds if timed else None)
 
 
@@ -295,6 +294,8 @@ def _simulate_ranks(
     alike = conditions is None and not differ
     lowered = lower(request, grain=grain if alike else "operator")
     if differ:
+        from traincast.strategy.uneven import with_variants
+
         lowered = with_variants(lowered)
     plan = lowered.plan
     works = unmarked(plan.works) if request.cluster.parts else plan.works
@@ -302,6 +303,8 @@ def _simulate_ranks(
     timeline = simulate(plan, estimates.seconds)
     if alike:
         return _Simulated(request=request, lowered=lowered, estimates=estimates, timeline=timeline)
+    from traincast.report.by_rank import estimates_by_rank
+
     ranks = estimates_by_rank(lowered, estimates, lambda works, cluster: _estimate(model, works, cluster))
     return _Simulated(
         request=request,
@@ -322,6 +325,7 @@ def _simulate_servers(
 ) -> _Simulated:
     """Simulate a step whose workers exchange gradients and weights through parameter servers."""
     from traincast.simulate.server_job import run_job
+    from traincast.strategy.uneven import with_variants
 
     request = replace(request, optimizer=False)  # servers make the updates
     lowered = lower(for_workers(request), grain="operator" if request.strategy.shares else grain)

@@ -52,7 +52,7 @@ def import_callable(spec: str, what: str, *, role: str) -> Callable[..., Any]:
 
 
 def make_by_name(kind: str, name: str, known: Mapping[str, Callable[[], Made]], base: type[Made]) -> Made:
-    """Make the ``known`` thing of that name, or the user's own ``package.module:Class``, a subclass of ``base``."""
+    """Make an object of the ``known`` class of that name, or of the user's ``package.module:Class`` below ``base``."""
     if name in known:
         return known[name]()
     if ":" not in name:

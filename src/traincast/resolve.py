@@ -15,11 +15,9 @@ from typing import TypeAlias
 from traincast.ask import MAX_BATCH, Ask, Conditions, JobSettings, Training
 from traincast.cluster import Cluster, assumed_nodes, load_cluster
 from traincast.errors import RequestError, expect
-from traincast.estimate import CostModel, EventsCostModel, learned_cost_model
-from traincast.estimate.events.model import read_events
+from traincast.estimate import CostModel, learned_cost_model
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import (
     Request,
     Runtime,
@@ -57,10 +55,9 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     """
     _check(ask)
     named = _runtime(ask)
-    stored = named.defaults.adapter_dtype if named else "fp32"
-    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize, dtype=stored)
+    tuned = _tuning(ask, named)
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
-    graph = fine_tuned(_graph(ask, allow_code=allow_code), tuning)
+    graph = tuned(_graph(ask, allow_code=allow_code))
     if isinstance(ask.optimizer, str):
         graph = graph.with_optimizer(ask.optimizer)
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
@@ -77,7 +74,7 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     choice = None
     if isinstance(ask, Ask):
         if ask.strategy is not None:
-            request = replace(request, strategy=_strategy(ask.strategy, request, ask, allow_code=allow_code))
+            request = replace(request, strategy=_strategy(request, ask, allow_code=allow_code))
         elif chooser is not None:
             choice = chooser(request)
             request = replace(request, strategy=replace(choice.strategy, shard_rules=ask.shard_rules))
@@ -97,6 +94,17 @@ def _with_options(runtime: Runtime, ask: Training) -> Runtime:
     return runtime.patched(memory={"updates_in_backward": True}) if ask.optimizer_in_backward else runtime
 
 
+def stated_strategy(ask: Ask) -> Strategy:
+    """Return the strategy that ``ask`` states, before its model and cluster are known; by default, that of one rank.
+
+    A number of microbatches that the words leave out is 1 here; :func:`resolve` chooses it.
+    """
+    stated = Strategy() if ask.strategy is None else ask.strategy
+    if not isinstance(stated, Strategy):
+        stated = parse_strategy(stated, global_batch=ask.global_batch)
+    return replace(stated, shard_rules=ask.shard_rules) if ask.shard_rules else stated
+
+
 def cost_model_of(ask: Training) -> CostModel | None:
     """Return the cost model that ``ask`` holds, or names by its events and bundles; ``None`` for the default one."""
     if ask.cost_model is not None:
@@ -104,6 +112,8 @@ def cost_model_of(ask: Training) -> CostModel | None:
     learned = learned_cost_model([Path(path) for path in ask.bundle]) if ask.bundle or ask.events else None
     if ask.events is None or learned is None:
         return learned
+    from traincast.estimate.events.model import EventsCostModel, read_events
+
     return EventsCostModel(read_events(ask.events), learned)
 
 
@@ -126,6 +136,20 @@ def _check(ask: Training) -> None:
     expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
 
 
+def _tuning(ask: Training, runtime: Runtime | None) -> Callable[[OperatorGraph], OperatorGraph]:
+    """Return what makes a graph that of the fine-tuning of ``ask``; refuse words that describe none.
+
+    Adapters whose dtype is not stated have that of ``runtime``, if the ask names one.
+    """
+    if ask.lora is None and not ask.freeze and ask.quantize is None:
+        return lambda graph: graph
+    from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
+
+    stored = runtime.defaults.adapter_dtype if runtime else "fp32"
+    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize, dtype=stored)
+    return lambda graph: fine_tuned(graph, tuning)
+
+
 def _graph(ask: Training, *, allow_code: bool) -> OperatorGraph:
     if isinstance(ask.model, OperatorGraph):
         return ask.model
@@ -133,12 +157,12 @@ def _graph(ask: Training, *, allow_code: bool) -> OperatorGraph:
     return load_model(ask.model, inputs, seq=ask.seq, use_cache=ask.use_cache, allow_code=allow_code)
 
 
-def _strategy(given: str | Strategy, request: Request, ask: Ask, *, allow_code: bool) -> Strategy:
-    if isinstance(given, Strategy):
-        return replace(given, shard_rules=ask.shard_rules) if ask.shard_rules else given
-    parsed = replace(parse_strategy(given, global_batch=request.global_batch), shard_rules=ask.shard_rules)
-    check_schedule_of_data(parsed.schedule, allow_code=allow_code)
-    if says_micro_batch(given):
-        return parsed
-    chosen = choose_micro_batch(for_workers(replace(request, strategy=parsed)))
-    return replace(parsed, num_microbatches=chosen.num_microbatches)
+def _strategy(request: Request, ask: Ask, *, allow_code: bool) -> Strategy:
+    stated = stated_strategy(ask)
+    if not isinstance(ask.strategy, str):  # a Strategy, which states everything
+        return stated
+    check_schedule_of_data(stated.schedule, allow_code=allow_code)
+    if says_micro_batch(ask.strategy):
+        return stated
+    chosen = choose_micro_batch(for_workers(replace(request, strategy=stated)))
+    return replace(stated, num_microbatches=chosen.num_microbatches)

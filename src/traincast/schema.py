@@ -11,7 +11,6 @@ expected. Booleans are not numbers, NaN and infinity are in no range, and keys t
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -79,6 +78,8 @@ def read_table(value: object, kind: type, where: str) -> dict[str, Any]:
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Returns what the TOML file at ``path`` says; ``what`` names its kind in errors, such as "cluster file"."""
+    import tomllib  # the help of a verb reads no file
+
     shown = _shown(str(path), most=200)
     try:
         if not path.is_file():

@@ -123,12 +123,12 @@ def _in_units(value: float, steps: Sequence[tuple[float, float, str]], last: tup
     for limit, scale, unit in steps:
         shown = f"{value / scale:.3g}"
         if abs(float(shown)) * scale < limit * (1.0 - 1e-12):
-            return f"{_plain(shown)} {unit}".rstrip()
+            return f"{_without_exponent(shown)} {unit}".rstrip()
     scale, unit = last
-    return f"{_plain(f'{value / scale:.4g}')} {unit}"
+    return f"{_without_exponent(f'{value / scale:.4g}')} {unit}"
 
 
-def _plain(number: str) -> str:
+def _without_exponent(number: str) -> str:
     """A number of 1 or more without an exponent."""
     return f"{float(number):,.0f}" if "e+" in number else number
 

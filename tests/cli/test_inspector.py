@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_fit import run
-from tests.resources.inspector.test_fit import QUICK, rows
+from tests.fitting.inspector.test_fit import QUICK, rows
 from traincast.fitting.inspector.fit import fit_resources
 from traincast.fitting.inspector.runs import write_runs
 
@@ -23,7 +23,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit_resources([folder / "runs.csv"], output=folder / "bundle", **QUICK).bundle
 
 
-@pytest.mark.long(guard="resources/inspector/test_fit.py::test_an_inspector_is_adapted_to_another_table")
+@pytest.mark.long(guard="fitting/inspector/test_fit.py::test_an_inspector_is_adapted_to_another_table")
 def test_an_inspector_is_fitted_and_adapted(bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call = ["fit", "resources", str(bundle.parent / "runs.csv"), "-o", str(tmp_path / "new"), "--epochs", "1"]
     out, _ = run(capsys, *call, "--from", str(bundle), "--json")
@@ -51,7 +51,7 @@ def test_an_inspector_without_resources_is_refused(bundle: Path, capsys: pytest.
     assert "is no bundle" in said
 
 
-@pytest.mark.long(guard="resources/inspector/test_fit.py::test_simulated_runs_resume_from_their_journal")
+@pytest.mark.long(guard="fitting/inspector/test_fit.py::test_simulated_runs_resume_from_their_journal")
 def test_simulated_runs_are_written_as_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call = ["resources", "simulate", "--model", "alexnet", "--workers", "1", "--json"]
     out, _ = run(capsys, *call, "--runs", "2", "-o", str(tmp_path / "runs.csv"))

@@ -14,9 +14,9 @@ import pytest
 
 from traincast import Metrics
 from traincast.cli.main import main
-from traincast.cli.scheduling.ask import ScheduleAsk
 from traincast.errors import RequestError
 from traincast.scheduling import POLICIES
+from traincast.scheduling.ask import ScheduleAsk
 from traincast.scheduling.queue.outcome import COLUMNS
 
 JOBS = str(Path(__file__).parents[2] / "examples" / "jobs.csv")

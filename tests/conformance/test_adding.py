@@ -1,8 +1,13 @@
-"""A technique that is entered in its dict, and nowhere else, works in forecasts, searches, reports and exports."""
+"""A technique that is entered in its dict, and nowhere else, works in forecasts, searches, reports and exports.
+
+A published source is one file as well: tables are read, and rows asked, by what it says.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +23,14 @@ from traincast import (
     Strategy,
     StrategyError,
     search,
+    validate,
 )
 from traincast.engines import local_engine
+from traincast.errors import FileFormatError
 from traincast.export import FRAMEWORKS, export
 from traincast.forecast import forecast
 from traincast.graph import OpKind
+from traincast.measured import dialect
 from traincast.scheduling import POLICIES, State, simulate
 from traincast.scheduling.conformance import check_policy
 from traincast.strategy import SCHEDULES, Slot
@@ -125,6 +133,66 @@ def test_a_recomputation_is_searched_and_proposed() -> None:
 def test_a_framework_refuses_what_its_exporter_does_not_name(framework: str, strategy: str) -> None:
     with pytest.raises(StrategyError, match=r"lifo|cheap"):
         export(request_of(strategy, model=LLAMA, runtime=framework, global_batch=16), framework)
+
+
+SOURCE = """
+[columns]
+source = "lab"
+gpu_model = "card"
+n_gpus = "cards"
+step_time_s = "took (s)"
+batch_per_gpu = "images"
+[words.source]
+"Acme.*" = "acme"
+[words.precision]
+"sixteen" = "amp_bf16"
+[[facts]]
+when = { source = "acme" }
+state = { gpus_per_node = 8, framework = "PyTorch", container = 24.05 }
+[networks.same]
+squarenet = "resnet50"
+[[networks.variations]]
+family = "resnet"
+said = { columns = "task", words = "small images" }
+set = { resolution = 128 }
+[recipes]
+recipes = [{ dataset = "tinyimages", frozen = true }]
+"""
+TABLE = """lab,model,task,card,cards,precision,images,took (s),notes
+Acme Labs,SquareNet,ImageNet,H100,8,sixteen,64,0.05,
+Acme Labs,SquareNet,"ImageNet, small images",H100,8,sixteen,64,0.02,from TinyImages
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The shipped dialects with one file more, and a table that its source published."""
+    folder, table = tmp_path / "dialects", tmp_path / "published.csv"
+    shutil.copytree(str(dialect.shipped()), folder)
+    (folder / "acme.toml").write_text(SOURCE)
+    table.write_text(TABLE)
+    caches = (dialect._merged, dialect._topic, dialect.shipped_dialect)
+    with monkeypatch.context() as patched:
+        patched.setattr(dialect, "shipped", lambda: folder)
+        for cached in caches:
+            cached.cache_clear()
+        yield table
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_published_source_is_one_file(source: Path) -> None:
+    found = validate(source, kind="dp-steps").to_dict()["rows"]
+    assert [(row["status"], row["source"]) for row in found] == [("ok", "acme"), ("ok", "acme")]
+    assert found[1]["predicted"] < found[0]["predicted"]  # images of 128 instead of 224 pixels
+    assert "the script of this dataset trains the head only" in found[1]["assumed"]
+    assert "GPUs per node not stated" not in " ".join(found[0]["assumed"])
+
+
+def test_without_its_file_a_source_is_not_read(source: Path) -> None:
+    (source.parent / "dialects" / "acme.toml").unlink()
+    with pytest.raises(FileFormatError, match="lacks the columns gpu_model, n_gpus, batch_per_gpu"):
+        validate(source, kind="dp-steps")
 
 
 def test_a_policy_is_found_by_name() -> None:

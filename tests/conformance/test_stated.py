@@ -201,7 +201,7 @@ def test_a_row_that_contradicts_itself_says_what_was_taken(changes: Row, said: s
         ({"global_batch": 24, "grad_accum": 4}, "contradict each other"),
         ({"strategy": "dp=2,tp=4,pp=2", "dp": 4}, r"dp is 4\S* in the row, but would be forecast as 2"),
         ({"strategy": "dp=2,tp=4,pp=2", "micro_batch": 4}, "grad_accum is 4"),
-        ({"n_nodes": 4}, "n_nodes is 4"),
+        ({"n_nodes": 4}, "n_gpus=16, n_nodes=4 and 8 GPUs per node contradict each other"),
         ({"model": "DeepSeek-V3", "ffn": 12345}, "ffn is 12345"),
     ],
 )

@@ -20,10 +20,9 @@ from traincast import (
     load_cluster,
     predict,
 )
-from traincast.estimate import EventsCostModel, read_events
 from traincast.estimate.events.file import CARD, TABLE, EventsCard, Row, contents_of, row_of
 from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
-from traincast.estimate.events.model import BESIDE_TRAFFIC, PURPOSES, Events, events_of
+from traincast.estimate.events.model import BESIDE_TRAFFIC, PURPOSES, Events, EventsCostModel, events_of, read_events
 from traincast.graph import DType, OpKind, Phase
 from traincast.report.outlook import COMPOSED
 from traincast.work import Collective, HostCopy, Launch, Transfer, Work

@@ -10,9 +10,8 @@ import pytest
 
 from tests.estimate.test_events import card, cluster, measured
 from traincast import AnalyticalCostModel, Operator, TensorSpec, load_cluster
-from traincast.estimate import EventsCostModel
 from traincast.estimate.events.file import Row
-from traincast.estimate.events.model import CARRIED, MEASURED, events_of
+from traincast.estimate.events.model import CARRIED, MEASURED, EventsCostModel, events_of
 from traincast.graph import DType, OpKind, Phase
 
 

@@ -64,7 +64,7 @@ def test_collectives_become_a_bundle_with_the_errors_on_what_was_held_out(tmp_pa
 def test_impossible_requests_are_refused_before_anything_is_written(tables: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "b"
     with pytest.raises(UnknownNameError, match="kind of measurements 'steps'"):
-        fit(tables[0], output=target, kind="steps")  # type: ignore[arg-type]
+        fit(tables[0], output=target, kind="steps")  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="epochs, workers: collectives are fitted to one table"):
         fit(tables[0], output=target, kind="collectives", epochs=3, workers=2)
     with pytest.raises(RequestError, match="2 tables: collectives are fitted to one table"):

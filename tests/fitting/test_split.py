@@ -14,8 +14,6 @@ from traincast.fitting.split import (
     Keys,
     Merged,
     Split,
-    by_device,
-    by_source,
     by_unseen_dims,
     carve_validation,
     protocol_split,
@@ -137,15 +135,3 @@ def test_too_few_widths_are_refused_with_their_number() -> None:
     keys, groups, _ = table(10, 5)
     with pytest.raises(RequestError, match="have 3"):
         by_unseen_dims(keys, groups, (np.array([1, 2, 3, 1, 2, 3, 1, 2, 3, 1]),))
-
-
-def test_a_device_or_source_is_held_out_whole() -> None:
-    keys, groups, _ = table(1000, 100)
-    devices = np.array(["a", "b", "c"], dtype=object)[groups]
-    for split in (by_device(keys, groups, devices, "b"), by_source(keys, groups, devices, "b")):
-        assert set(devices[split.test.rows]) == {"b"}
-        assert set(devices[split.train.rows]) == {"a", "c"}
-    strict = by_device(keys, groups, devices, "b", disjoint=True)
-    assert keys_of(strict.train, keys) & keys_of(strict.test, keys) == set()
-    with pytest.raises(RequestError, match="nothing to hold out"):
-        by_source(keys, groups, devices, "z")

@@ -40,7 +40,7 @@ def test_options_are_read_into_one_value() -> None:
     )
     assert found.bits == 4
     assert found.alpha == 32.0
-    assert parse_fine_tuning() is None
+    assert parse_fine_tuning() == FineTuning()
     assert str(found) == "lora rank=16,targets=attention+mlp,dropout=0.05,train=head; freeze embedding; quantize nf4"
 
 
@@ -80,7 +80,6 @@ def test_targets_and_patterns_that_match_nothing_are_refused() -> None:
 
 
 def test_freezing_nothing_is_the_graph_itself() -> None:
-    assert fine_tuned(graph_of(GPT), None) is graph_of(GPT)
     assert fine_tuned(graph_of(GPT), FineTuning()) is graph_of(GPT)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.golden.huggingface_configs import PUBLISHED
 from traincast import MissingDependencyError, OperatorGraph, RequestError, capture
 from traincast.graph import OpKind, Phase
-from traincast.graph.load import load_transformers
+from traincast.graph.traced import trace_transformers
 from traincast.graph.work_amount import model_flops
 
 NEEDED = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
@@ -74,7 +74,7 @@ def products(graph: OperatorGraph) -> float:
 def test_both_ways_give_the_same_parameters_and_products(name: str, tmp_path: Path) -> None:
     published, config = PUBLISHED[name]
     own = capture(written(tmp_path, config), seq=1024)
-    built = load_transformers(config, name=name, seq=1024)
+    built = trace_transformers(config, name=name, seq=1024)
     assert own.num_parameters == built.num_parameters == published
     assert products(built) == pytest.approx(products(own), rel=1e-6)
 
@@ -84,7 +84,7 @@ def test_both_ways_give_the_same_parameters_and_products(name: str, tmp_path: Pa
 def test_layers_that_are_dropped_at_random_all_run() -> None:
     sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 64, "encoder_attention_heads": 4, "vocab_size": 100}
     sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
-    graph = load_transformers({"model_type": "bart", "encoder_layerdrop": 0.5, **sizes}, name="bart", seq=16)
+    graph = trace_transformers({"model_type": "bart", "encoder_layerdrop": 0.5, **sizes}, name="bart", seq=16)
     layers = [op for op, n in graph if op.kind is OpKind.ATTENTION and op.phase is Phase.FORWARD for _ in range(n)]
     assert len(layers) == 2 + 2 * 2
 
@@ -95,7 +95,7 @@ def test_a_model_of_sound_hears_its_frames_and_writes_text_of_the_given_length()
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 64, "encoder_attention_heads": 4, "vocab_size": 100}
     sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
     sizes |= {"pad_token_id": 0, "max_source_positions": 50, "num_mel_bins": 20}
-    graph = load_transformers({"model_type": "whisper", **sizes}, name="whisper", seq=12)
+    graph = trace_transformers({"model_type": "whisper", **sizes}, name="whisper", seq=12)
     lengths = {op.inputs[1].shape[-2] for op in graph.operators if op.kind is OpKind.ATTENTION}
     assert {12, 50} <= lengths
 
@@ -103,7 +103,7 @@ def test_a_model_of_sound_hears_its_frames_and_writes_text_of_the_given_length()
 @NEEDED
 def test_a_model_that_needs_a_mask_is_traced_with_attention_written_out_and_says_so() -> None:
     sizes = {"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 100, "expansion_ratio": 2}
-    graph = load_transformers({"model_type": "mpt", **sizes}, name="mpt", seq=16)
+    graph = trace_transformers({"model_type": "mpt", **sizes}, name="mpt", seq=16)
     assert "attention is forecast as it is written out" in str(graph.attributes["note"])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from traincast import CaptureError, OperatorGraph, RequestError
 from traincast.graph import OpKind, Phase
-from traincast.graph.load import load_transformers
+from traincast.graph.traced import trace_transformers
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
@@ -78,7 +78,7 @@ INDEXER = {
 
 
 def traced(config: dict[str, Any], seq: int | None = 32) -> OperatorGraph:
-    return load_transformers(config, name="it", seq=seq)
+    return trace_transformers(config, name="it", seq=seq)
 
 
 def built(config: dict[str, Any], kind: str) -> int:

@@ -11,9 +11,10 @@ from benchmarks.graphs import PLACE, is_current
 
 from tests.conftest import GPT
 from traincast import MissingDependencyError, RequestError
-from traincast.graph import cache, load, shipped, zoo
+from traincast.graph import cache, shipped, zoo
 from traincast.graph.capture import capture as capturing
-from traincast.graph.load import capture_of_zoo, load_model
+from traincast.graph.load import load_model
+from traincast.graph.traced import capture_of_zoo
 
 SAMPLE = zoo.names()[6::26]
 REMEDY = r"needs PyTorch, which is not installed: pip install 'traincast\[torch\]'$"
@@ -131,7 +132,7 @@ def test_graphs_of_other_code_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_
         traced.append(name)
         return capturing.capture(*args, name=name, **rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(load, "capture_module", noted)
+    monkeypatch.setattr("traincast.graph.traced.capture", noted)
     assert load_model("alexnet") == expected
     assert traced == ["alexnet"]
     monkeypatch.setitem(sys.modules, "torch", None)

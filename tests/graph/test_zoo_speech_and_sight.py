@@ -8,7 +8,8 @@ import pytest
 
 from traincast import RequestError
 from traincast.graph import OpKind, Phase, zoo
-from traincast.graph.load import capture_of_zoo, load_model
+from traincast.graph.load import load_model
+from traincast.graph.traced import capture_of_zoo
 
 MODELS = ["tacotron2", "wan2.1-1.3b", "wan2.1-14b", "llama3.2-11b-vision", "llama3.2-90b-vision", "idefics2-8b"]
 

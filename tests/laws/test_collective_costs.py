@@ -14,7 +14,6 @@ from traincast import AnalyticalCostModel, Cluster, load_cluster
 from traincast.estimate.collectives.laws import (
     ALGORITHMS,
     halving_doubling_all_reduce,
-    hierarchical_all_reduce,
     multicast_all_reduce,
     ring_all_gather,
     ring_all_reduce,
@@ -78,37 +77,6 @@ def test_logarithmic_algorithms_beat_a_ring_in_latency_only(nbytes: float, ranks
         1 - 1e-12
     )
     assert multicast_all_reduce(nbytes, ranks, BANDWIDTH, LATENCY) <= ring * (1 + 1e-12)
-
-
-@given(nbytes=sizes, ranks=st.integers(2, 16), nodes=st.integers(2, 512), faster=st.floats(1.0, 100.0))
-def test_a_hierarchy_on_all_rails_beats_a_flat_ring_on_one(
-    nbytes: float, ranks: int, nodes: int, faster: float
-) -> None:
-    rails = hierarchical_all_reduce(
-        nbytes,
-        ranks_per_node=ranks,
-        nodes=nodes,
-        bandwidth=faster * BANDWIDTH,
-        latency=LATENCY,
-        node_bandwidth=BANDWIDTH,
-        node_latency=LATENCY,
-    )
-    flat = ring_all_reduce(nbytes, ranks * nodes, BANDWIDTH / ranks, LATENCY)
-    assert rails <= flat * (1 + 1e-12)
-
-
-@given(nbytes=sizes, nodes=st.integers(1, 512))
-def test_a_hierarchy_of_single_ranks_is_a_ring_between_nodes(nbytes: float, nodes: int) -> None:
-    between = hierarchical_all_reduce(
-        nbytes,
-        ranks_per_node=1,
-        nodes=nodes,
-        bandwidth=1.0,
-        latency=1.0,
-        node_bandwidth=BANDWIDTH,
-        node_latency=LATENCY,
-    )
-    assert between == pytest.approx(ring_all_reduce(nbytes, nodes, BANDWIDTH, LATENCY))
 
 
 def test_algorithms_take_columns() -> None:

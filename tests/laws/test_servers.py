@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from traincast import Link, RequestError
 from traincast.simulate.server_waits import worker_times
-from traincast.simulate.servers import run_servers, simulate_servers
+from traincast.simulate.servers import SERVER_STEPS, ServerRun, measure, run_servers
 from traincast.strategy.servers.tasks import Piece, ServerNode, ServerRole, ServerSetup, lay_out, shards
 
 FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)
@@ -30,6 +31,11 @@ def setup(
         servers=servers, workers=workers, asynchronous=asynchronous, worker_nic=link, server_nic=link, local=link
     )
     return replace(base, **others)  # type: ignore[arg-type]
+
+
+def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = SERVER_STEPS) -> ServerRun:
+    """The steady state of a run of ``steps`` steps."""
+    return measure(setup, run_servers(setup, pieces, steps=steps))
 
 
 @BOTH
@@ -368,8 +374,3 @@ def test_each_step_has_the_same_tasks() -> None:
 def test_a_wrong_setup_is_refused(change: dict[str, object], line: str) -> None:
     with pytest.raises(RequestError, match=line):
         replace(setup(1, 2), **change)  # type: ignore[arg-type]
-
-
-def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(RequestError, match="3 steps of 1 pieces"):
-        simulate_servers(setup(), HUGE, steps=3)

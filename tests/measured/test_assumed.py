@@ -226,8 +226,8 @@ def test_data_parallel_rows_say_what_they_leave_open(changes: Row, said: str) ->
 def test_the_side_of_images_is_read_whatever_a_family_calls_it() -> None:
     row = {**DP, "model": "vit-base", "input_resolution": "384x384"}
     assert (
-        dp_steps.request_of(row).graph.num_parameters
-        > dp_steps.request_of({**DP, "model": "vit-base"}).graph.num_parameters
+        dp_steps.read_row(row).request.graph.num_parameters
+        > dp_steps.read_row({**DP, "model": "vit-base"}).request.graph.num_parameters
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.measured.asking import steps_request
 from traincast.measured.calibrations import calibrated_by, with_calibration
-from traincast.measured.steps import request_of
 from traincast.tables import Row
 
 ROW: Row = {
@@ -34,6 +34,6 @@ ROW: Row = {
 def test_a_cluster_with_another_network_is_not_alike(network: str, nodes: int, name: str) -> None:
     devices = 8 * nodes
     row = {**ROW, "interconnect": network, "n_gpus": devices, "dp": devices, "global_batch": devices}
-    request = request_of(row)
+    request = steps_request(row)
     assert calibrated_by(request) == name
     assert (with_calibration(request).cluster.calibration is not None) == bool(name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.measured.asking import dp_request
 from tests.measured.test_recipes import GAUDI
-from traincast.measured.dp_steps import request_of
 from traincast.tables import Row
 
 QWEN: Row = {**GAUDI, "model": "Qwen2_7B", "seq_len": 128, "batch_per_gpu": 2, "global_batch": 16}
@@ -11,8 +11,8 @@ VOCAB, HIDDEN = 152_064, 3584
 
 
 def test_a_dataset_of_classes_replaces_the_projection_to_the_vocabulary() -> None:
-    text = request_of({**QWEN, "notes": "a short fine-tune on wikitext"}).graph
-    classes = request_of({**QWEN, "notes": "a short fine-tune on mrpc"}).graph
+    text = dp_request({**QWEN, "notes": "a short fine-tune on wikitext"}).graph
+    classes = dp_request({**QWEN, "notes": "a short fine-tune on mrpc"}).graph
     assert text.num_parameters - classes.num_parameters == (VOCAB - 2) * HIDDEN
     assert not any(VOCAB in t.shape for op in classes.operators if "head" in op.scope for t in op.inputs)
     assert any(VOCAB in t.shape for op in classes.operators if "embedding" in op.scope for t in op.inputs)
@@ -21,5 +21,5 @@ def test_a_dataset_of_classes_replaces_the_projection_to_the_vocabulary() -> Non
 
 def test_a_model_whose_head_is_its_embedding_or_a_pooler_stays_as_it_is() -> None:
     for name in ("gpt2", "bert_large_uncased"):
-        graph = request_of({**QWEN, "model": name, "notes": "a short fine-tune on mrpc"}).graph
+        graph = dp_request({**QWEN, "model": name, "notes": "a short fine-tune on mrpc"}).graph
         assert "classes=2" not in graph.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,14 +12,17 @@ import pytest
 from traincast import validate
 from traincast.cli.main import main
 from traincast.errors import FileFormatError
-from traincast.measured.dialect import load_dialect, vocabulary
+from traincast.measured.dialect import Said, load_dialect, vocabulary
 from traincast.measured.machines import Machines
-from traincast.measured.memory import Units
+from traincast.measured.memory import Memories, Units
 from traincast.measured.models.language import Models
 from traincast.measured.models.networks import Networks
+from traincast.measured.programs import Frameworks, Strategies
 from traincast.measured.recipes import Recipes
-from traincast.measured.spellings import Frameworks, Spellings
-from traincast.measured.tuning.words import Tunings
+from traincast.measured.spellings import Spellings
+from traincast.measured.tuning.lengths import Lengths
+from traincast.measured.tuning.rows import Offloads, Optimizers, Programs
+from traincast.measured.tuning.words import Adapters, Methods, Storage
 
 OURS = """\
 source,gpu,n_gpus,model,seq,precision,recompute,dp,micro_batch,global_batch,step_time_s,gpus_per_node,framework
@@ -107,22 +109,55 @@ def test_a_mistake_in_a_dialect_is_one_line(tmp_path: Path, text: str, says: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [Frameworks, Machines, Models, Networks, Recipes, Spellings, Tunings, Units])
+TOPICS = (
+    Adapters,
+    Frameworks,
+    Lengths,
+    Machines,
+    Memories,
+    Methods,
+    Models,
+    Networks,
+    Offloads,
+    Optimizers,
+    Programs,
+    Recipes,
+    Spellings,
+    Storage,
+    Strategies,
+    Units,
+)
+
+
+@pytest.mark.parametrize("kind", TOPICS)
 def test_shipped_dialects_declare_every_word_and_their_patterns_compile(kind: type[Any]) -> None:
-    for pattern in _texts(vocabulary(kind)):
-        re.compile(pattern)
+    for said in _said(vocabulary(kind)):
+        assert said.columns.split()
+        said.find(dict.fromkeys(said.columns.split(), "a text"))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a vocabulary: plain words are regular expressions as well."""
-    if isinstance(value, str):
+@pytest.mark.parametrize("kind", TOPICS)
+def test_a_topic_is_small_enough_to_read(kind: type[Any]) -> None:
+    assert len(fields(kind)) <= 25
+
+
+def test_words_are_looked_for_in_the_columns_of_a_rule() -> None:
+    said = Said(columns="task notes", words="checkpointing|pack(?:ed|ing)", undenied=True)
+    assert said({"notes": "Packed to 4k"})
+    assert said({"task": "SFT, packing"})
+    assert not said({"model": "packed"})
+    assert not said({"notes": "No checkpointing"})
+    assert not said({"notes": "packing=False"})
+    assert not Said(columns="notes", words="lora", unless="without lora")({"notes": "without LoRA"})
+
+
+def _said(value: Any) -> Iterator[Said]:
+    """All rules in a vocabulary that look for words."""
+    if isinstance(value, Said):
         yield value
     elif is_dataclass(value):
         for each in fields(value):
-            yield from _texts(getattr(value, each.name))
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _texts(item)
+            yield from _said(getattr(value, each.name))
+    elif isinstance(value, dict | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _said(item)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.measured.asking import dp_request
 from traincast.graph import OpKind
-from traincast.measured.dp_steps import read_run, request_of
+from traincast.measured.dp_steps import read_row, read_run
 from traincast.tables import Row, RowError
 
 ROW: Row = {
@@ -29,7 +30,7 @@ ROW: Row = {
 
 
 def test_a_row_says_machine_precision_and_batch() -> None:
-    request = request_of(ROW)
+    request = dp_request(ROW)
     assert request.cluster.device.name == "v100-sxm3-32gb"
     assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (1, 16)
     assert (request.strategy.dp, request.global_batch, request.precision.name) == (16, 512, "amp")
@@ -49,21 +50,21 @@ def test_the_interconnect_of_a_row_is_the_network_between_its_nodes() -> None:
 
 
 def test_a_container_tells_which_pytorch_it_was() -> None:
-    assert request_of(ROW).runtime.name == "pytorch"
-    assert request_of({**ROW, "container": "20.06"}).runtime.name == "pytorch-1"
-    assert request_of({**ROW, "framework": "TensorFlow2"}).runtime.name == "tensorflow"
-    assert request_of({**ROW, "framework": "TensorFlow2", "xla": "yes"}).runtime.name == "tensorflow-xla"
+    assert dp_request(ROW).runtime.name == "pytorch"
+    assert dp_request({**ROW, "container": "20.06"}).runtime.name == "pytorch-1"
+    assert dp_request({**ROW, "framework": "TensorFlow2"}).runtime.name == "tensorflow"
+    assert dp_request({**ROW, "framework": "TensorFlow2", "xla": "yes"}).runtime.name == "tensorflow-xla"
 
 
 def test_long_sequences_of_binned_pre_training_are_shorter_than_stated() -> None:
     row = {**ROW, "model": "bert-base", "seq_len": 512, "task": "pre-training phase2"}
-    assert request_of({**row, "container": "20.06"}).graph.tokens_per_sample == 512
-    assert request_of({**row, "container": "21.11"}).graph.tokens_per_sample == 288
-    assert request_of({**row, "container": "21.11", "task": "fine-tuning"}).graph.tokens_per_sample == 512
+    assert dp_request({**row, "container": "20.06"}).graph.tokens_per_sample == 512
+    assert dp_request({**row, "container": "21.11"}).graph.tokens_per_sample == 288
+    assert dp_request({**row, "container": "21.11", "task": "fine-tuning"}).graph.tokens_per_sample == 512
 
 
 def test_accumulation_makes_microbatches() -> None:
-    request = request_of({**ROW, "grad_accum": 4})
+    request = dp_request({**ROW, "grad_accum": 4})
     assert (request.strategy.num_microbatches, request.global_batch) == (4, 2048)
 
 
@@ -73,12 +74,19 @@ def test_accumulation_makes_microbatches() -> None:
         ({"model": "mystery"}, "'mystery' is not in the zoo"),
         ({"batch_per_gpu": None}, "batch_per_gpu is not stated"),
         ({"parallelism": "hybrid (embeddings model-parallel)"}, "expected data parallelism only"),
-        ({"gpus_per_node": 6}, "16 GPUs do not fill nodes of 6"),
+        ({"gpus_per_node": 6}, "n_gpus=16, n_nodes=1 and 6 GPUs per node contradict each other"),
     ],
 )
 def test_a_row_that_cannot_be_forecast_says_why(change: Row, reason: str) -> None:
     with pytest.raises(RowError, match=reason.replace("(", r"\(").replace(")", r"\)")):
-        request_of({**ROW, **change})
+        dp_request({**ROW, **change})
+
+
+def test_machines_are_read_as_those_of_other_rows() -> None:
+    uneven = {**ROW, "n_gpus": 12, "n_nodes": None, "gpus_per_node": 8, "global_batch": None}
+    reading = read_row(uneven)
+    assert reading.request.cluster.devices_per_node == 6
+    assert "gpus_per_node contradicts n_gpus: 6, since 12 do not fill 8" in reading.assumed
 
 
 def test_a_rate_that_no_device_reaches_is_no_rate_of_samples() -> None:
@@ -112,12 +120,12 @@ VIDEO: Row = {
 
 
 def test_gpus_that_share_a_sample_divide_its_sequence() -> None:
-    strategy = request_of(VIDEO).strategy
+    strategy = dp_request(VIDEO).strategy
     assert (strategy.dp, strategy.cp, strategy.zero, strategy.recompute) == (8, 2, 0, "full")
-    assert request_of(VIDEO).global_batch == 8
-    sharded = request_of({**VIDEO, "notes": "ici_data=8 ici_fsdp=4 (32 devices)"}).strategy
+    assert dp_request(VIDEO).global_batch == 8
+    sharded = dp_request({**VIDEO, "notes": "ici_data=8 ici_fsdp=4 (32 devices)"}).strategy
     assert (sharded.zero, sharded.shard) == (3, 2)
-    tokens = {t.shape[-2] for op, _ in request_of(VIDEO).graph if op.kind is OpKind.ATTENTION for t in op.inputs[:1]}
+    tokens = {t.shape[-2] for op, _ in dp_request(VIDEO).graph if op.kind is OpKind.ATTENTION for t in op.inputs[:1]}
     assert tokens == {75_600}
 
 
@@ -131,4 +139,4 @@ def test_gpus_that_share_a_sample_divide_its_sequence() -> None:
 )
 def test_samples_that_cannot_be_shared_are_refused(change: Row, reason: str) -> None:
     with pytest.raises(RowError, match=reason):
-        request_of({**VIDEO, **change})
+        dp_request({**VIDEO, **change})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.measured.asking import steps_request
 from tests.measured.test_steps import ROW
-from traincast.measured.machines import dp_cluster_of
+from traincast.measured.machines import cluster_of
 from traincast.measured.rates import flops_per_sample
-from traincast.measured.steps import read_row, read_run, request_of
+from traincast.measured.steps import read_row, read_run
 from traincast.tables import Row
 
 TPU: Row = {
@@ -33,16 +34,16 @@ CORES: Row = {**ROW, "framework": "NeMo-Megatron 2.16.0", "gpu": "Trainium1 Neur
 
 
 def test_slices_are_tori_and_each_of_them_holds_all_parameters() -> None:
-    request = request_of(TPU)
+    request = steps_request(TPU)
     place = request.cluster
     assert (place.device.name, place.num_devices, place.domain_devices) == ("tpu-v5e", 512, 256)
     assert (place.intra_topology, request.runtime.name) == ("torus", "maxtext")
     assert (request.strategy.zero, request.strategy.shard, request.strategy.recompute) == (3, 256, "full")
-    whole = request_of({**TPU, "notes": "dcn_fsdp_parallelism=2"})
+    whole = steps_request({**TPU, "notes": "dcn_fsdp_parallelism=2"})
     assert whole.strategy.shard == 0
     notes = {**TPU, "hardware": "", "notes": "4 slices data-parallel over DCN"}
-    assert request_of(notes).cluster.domain_devices == 128
-    assert request_of({**TPU, "notes": "FSDP8 in node x DP over nodes"}).strategy.shard == 8
+    assert steps_request(notes).cluster.domain_devices == 128
+    assert steps_request({**TPU, "notes": "FSDP8 in node x DP over nodes"}).strategy.shard == 8
 
 
 def test_a_batch_of_one_device_is_multiplied_by_the_devices_of_a_replica() -> None:
@@ -74,7 +75,7 @@ def test_a_step_time_follows_from_flops_with_the_whole_score_matrix() -> None:
 
 def test_a_program_that_states_no_strategy_shards_in_its_slice() -> None:
     axes = ("dp", "tp", "pp", "zero", "micro_batch", "grad_accum", "sp")
-    request = request_of({**TPU, **dict.fromkeys(axes), "recompute": None})
+    request = steps_request({**TPU, **dict.fromkeys(axes), "recompute": None})
     assert str(request.strategy) == "dp=512,zero=3,shard=256,recompute=full"
 
 
@@ -89,7 +90,7 @@ def test_policies_that_keep_some_projections_count_as_full_recomputation() -> No
     [("NeMo-Megatron 2.13.0", "neuronx-1"), ("NeuronX Distributed 2.16.0", "neuronx"), ("anything", "neuronx")],
 )
 def test_every_framework_on_trainium_runs_on_its_compiler(framework: str, runtime: str) -> None:
-    request = request_of({**CORES, "framework": framework})
+    request = steps_request({**CORES, "framework": framework})
     assert (request.runtime.name, request.cluster.device.name) == (runtime, "trainium1-core")
 
 
@@ -123,22 +124,22 @@ def test_a_model_that_no_device_can_hold_is_split_if_no_axis_is_stated() -> None
 def test_the_year_tells_which_attention_megatron_had(model: str, year: str, attention: str) -> None:
     for framework in ("NeMo / Megatron-Core", "Megatron-LM"):
         row = {**ROW, "framework": framework, "model": model, "date": year}
-        assert request_of(row).runtime.kernels.attention == attention
+        assert steps_request(row).runtime.kernels.attention == attention
 
 
 def test_nemo_to_2023_handled_parameters_one_by_one() -> None:
     nemo, megatron = ({**ROW, "framework": name, "model": "BERT small"} for name in ("NeMo Megatron", "Megatron-LM"))
-    found = request_of({**nemo, "date": "2023-10"}).runtime
+    found = steps_request({**nemo, "date": "2023-10"}).runtime
     assert found.launches.parameter == 2 * found.launches.operator
     assert "gradients" not in found.kernels.fusions
-    assert "gradients" in request_of({**megatron, "date": "2023-10"}).runtime.kernels.fusions
-    assert request_of({**megatron, "date": "2023-10"}).runtime.launches.parameter == 0
-    assert request_of({**nemo, "date": "2024-01"}).runtime.launches.parameter == 0
+    assert "gradients" in steps_request({**megatron, "date": "2023-10"}).runtime.kernels.fusions
+    assert steps_request({**megatron, "date": "2023-10"}).runtime.launches.parameter == 0
+    assert steps_request({**nemo, "date": "2024-01"}).runtime.launches.parameter == 0
 
 
 @pytest.mark.parametrize(("year", "runtime"), [("2021-05", "megatron-1"), ("2022", "megatron-2"), ("2023", "megatron")])
 def test_the_year_tells_which_megatron_ran(year: str, runtime: str) -> None:
-    assert request_of({**ROW, "date": year}).runtime.name == runtime
+    assert steps_request({**ROW, "date": year}).runtime.name == runtime
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_the_year_tells_which_megatron_ran(year: str, runtime: str) -> None:
     ],
 )
 def test_tables_name_devices_of_other_makers(text: str, name: str) -> None:
-    place = dp_cluster_of({"gpu_model": text, "n_gpus": 8.0}, [])
+    place = cluster_of({"gpu": text, "n_gpus": 8.0}, [])
     assert place.device.name == name
 
 
@@ -177,8 +178,8 @@ def test_parameters_tell_heads_that_are_wider_than_their_share_of_a_layer() -> N
     scaled = {"n_layers": 4.0, "hidden": 2048.0, "heads": 32.0, "kv_heads": 32.0, "ffn": 7168.0, "vocab": 32000.0}
     body = 4 * 3 * 2048 * 7168 + 2 * 32000 * 2048
     row = {**TPU, **scaled, "model": "MaxText"}
-    wide = request_of({**row, "params_b": (body + 4 * 4 * 2048 * 32 * 128) / 1e9}).graph
-    usual = request_of({**row, "params_b": (body + 4 * 4 * 2048 * 2048) / 1e9}).graph
+    wide = steps_request({**row, "params_b": (body + 4 * 4 * 2048 * 32 * 128) / 1e9}).graph
+    usual = steps_request({**row, "params_b": (body + 4 * 4 * 2048 * 2048) / 1e9}).graph
     assert "head_dim=128" in wide.name
     assert "head_dim" not in usual.name
     assert wide.num_parameters - usual.num_parameters == 4 * 4 * 2048 * 2048
@@ -187,7 +188,7 @@ def test_parameters_tell_heads_that_are_wider_than_their_share_of_a_layer() -> N
 def test_two_rates_tell_a_length_that_is_not_stated() -> None:
     row = {**TPU, "model": "Llama2-7B", "seq": None, "tokens_per_s_per_gpu": 1000.0}
     for seq in (2048, 8192):
-        graph = request_of({**TPU, **NO_SHAPE, "model": "llama2-7b", "seq": float(seq)}).graph
+        graph = steps_request({**TPU, **NO_SHAPE, "model": "llama2-7b", "seq": float(seq)}).graph
         rate = 1000.0 * flops_per_sample(graph, masked=False) / seq / 1e12
         reading = read_row({**row, **NO_SHAPE, "tflops_per_gpu": rate})
         assert f"sequence length not stated: {seq}" in reading.assumed

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.measured.asking import dp_request
 from tests.measured.test_dp_steps import ROW
 from traincast.graph import Phase
-from traincast.measured.dp_steps import read_row, read_run, request_of
+from traincast.measured.dp_steps import read_row, read_run
 from traincast.measured.models.networks import Named, named_network
 from traincast.strategy import lower
 from traincast.tables import Row, RowError
@@ -28,7 +29,7 @@ SMALL: Row = {**ROW, "n_gpus": 8, "gpus_per_node": 8, "container": None}
     ("Imagen-base-2B", 2_063_161_091),
 ])  # fmt: skip
 def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) -> None:
-    assert request_of({**SMALL, "model": written}).graph.num_parameters == parameters
+    assert dp_request({**SMALL, "model": written}).graph.num_parameters == parameters
 
 
 @pytest.mark.parametrize(("written", "name"), [
@@ -66,13 +67,13 @@ def test_other_spellings_are_found(written: str, name: str) -> None:
 ])  # fmt: skip
 def test_the_dataset_tells_what_an_encoder_learns(notes: str, parameters: int) -> None:
     row = {**SMALL, "model": "distilbert_base_uncased", "notes": notes, "seq_len": 128}
-    assert request_of(row).graph.num_parameters == parameters
+    assert dp_request(row).graph.num_parameters == parameters
 
 
 @pytest.mark.long(guard="test_the_dataset_tells_what_an_encoder_learns")
 def test_the_task_tells_the_series_that_tft_learns() -> None:
     more = (963 - 369) * 128
-    one, two = (request_of({**SMALL, "model": "tft", "task": task}).graph for task in ("Electricity", "Traffic"))
+    one, two = (dp_request({**SMALL, "model": "tft", "task": task}).graph for task in ("Electricity", "Traffic"))
     assert two.num_parameters - one.num_parameters == more
 
 
@@ -96,25 +97,25 @@ def test_a_batch_that_is_not_stated_follows_from_rate_and_time() -> None:
 
 def test_notes_tell_sharding_splitting_and_recomputation() -> None:
     row = {**SMALL, "notes": "deepspeed; zero_2; gradient checkpointing"}
-    strategy = request_of(row).strategy
+    strategy = dp_request(row).strategy
     assert (strategy.dp, strategy.zero, strategy.recompute) == (8, 2, "full")
-    split = request_of({**SMALL, "model": "cpm", "seq_len": 200, "notes": "TP=2; rounded"}).strategy
+    split = dp_request({**SMALL, "model": "cpm", "seq_len": 200, "notes": "TP=2; rounded"}).strategy
     assert (split.dp, split.tp) == (4, 2)
 
 
 def test_a_row_with_adapters_trains_only_them() -> None:
     row = {**SMALL, "model": "cpm", "seq_len": 200, "notes": "LoRA/PEFT"}
-    graph = request_of(row).graph
+    graph = dp_request(row).graph
     assert graph.num_trainable_parameters == 24 * 2 * 16 * (1024 + 1024)
     assert (
-        graph.num_parameters - graph.num_trainable_parameters == request_of({**row, "notes": ""}).graph.num_parameters
+        graph.num_parameters - graph.num_trainable_parameters == dp_request({**row, "notes": ""}).graph.num_parameters
     )
 
 
 @pytest.mark.long(guard="test_a_row_with_adapters_trains_only_them")
 def test_adapters_of_a_model_that_sees_are_in_its_language_layers() -> None:
     row = {**SMALL, "model": "Llama_3_2_11B_Vision_Instruct", "seq_len": 512, "notes": "LoRA/PEFT"}
-    graph = request_of(row).graph
+    graph = dp_request(row).graph
     assert {op.scope.partition(".")[0] for op, _ in graph if "adapter" in op.attributes} == {"layers"}
     assert not [op for op, _ in graph if op.phase is Phase.BACKWARD and op.scope.startswith("eye.")]
     assert "adapted parts not stated: those that read text, not images" in read_row(row).assumed
@@ -138,7 +139,7 @@ def test_adapters_of_a_model_that_sees_are_in_its_language_layers() -> None:
     ],
 )
 def test_short_names_of_frameworks_are_read(framework: str, runtime: str) -> None:
-    assert request_of({**SMALL, "framework": framework, "container": None}).runtime.name == runtime
+    assert dp_request({**SMALL, "framework": framework, "container": None}).runtime.name == runtime
 
 
 @pytest.mark.long(but=2)
@@ -153,7 +154,7 @@ def test_short_names_of_frameworks_are_read(framework: str, runtime: str) -> Non
     ],
 )
 def test_published_variants_have_their_published_parameters(written: str, parameters: float) -> None:
-    found = request_of({**SMALL, "model": written, "seq_len": 128}).graph.num_parameters
+    found = dp_request({**SMALL, "model": written, "seq_len": 128}).graph.num_parameters
     assert found == pytest.approx(parameters, rel=0.01)
 
 
@@ -172,12 +173,12 @@ def test_a_model_without_its_size_is_taken_to_have_the_usual_one_and_this_is_sai
 @pytest.mark.parametrize(("gpu", "device"), [("TPU v3", "tpu-v3"), ("Ascend 910", "ascend-910")])
 def test_older_accelerators_are_known(gpu: str, device: str) -> None:
     row = {**SMALL, "gpu_model": gpu, "gpu_mem_gb": None, "system": "", "precision": "fp16"}
-    assert request_of(row).cluster.device.name == device
+    assert dp_request(row).cluster.device.name == device
 
 
 def test_tensorflow_on_a_tpu_is_compiled() -> None:
     row = {**SMALL, "gpu_model": "TPU v3", "gpu_mem_gb": None, "system": "", "framework": "TF2", "precision": "bf16"}
-    assert request_of({**row, "xla": None}).runtime.name == "tensorflow-xla"
+    assert dp_request({**row, "xla": None}).runtime.name == "tensorflow-xla"
 
 
 def test_a_rate_becomes_the_time_of_a_step() -> None:
@@ -187,10 +188,10 @@ def test_a_rate_becomes_the_time_of_a_step() -> None:
 
 def test_fp32_is_tf32_on_a_device_that_has_it() -> None:
     row = {**SMALL, "gpu_model": "A100", "gpu_mem_gb": 80, "system": "DGX A100", "precision": "fp32"}
-    assert request_of(row).precision.name == "tf32"
-    assert request_of({**SMALL, "precision": "fp32"}).precision.name == "fp32"
+    assert dp_request(row).precision.name == "tf32"
+    assert dp_request({**SMALL, "precision": "fp32"}).precision.name == "fp32"
 
 
 @pytest.mark.parametrize(("written", "tokens"), [("BERT-Large Ph2 pre-training", 512), ("bert-large", 128)])
 def test_the_second_phase_of_pre_training_has_512_tokens(written: str, tokens: int) -> None:
-    assert request_of({**SMALL, "model": written, "seq_len": 128}).graph.tokens_per_sample == tokens
+    assert dp_request({**SMALL, "model": written, "seq_len": 128}).graph.tokens_per_sample == tokens

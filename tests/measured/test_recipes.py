@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.measured.asking import dp_request
 from tests.measured.test_dp_steps import ROW
 from traincast import load_runtime
 from traincast.graph import OpKind
-from traincast.measured.dp_steps import read_row, read_run, request_of
+from traincast.measured.dp_steps import read_row, read_run
 from traincast.measured.recipes import grouped_by_length, loading_s, packed_tokens, recipe_of
 from traincast.measured.tuning.graph import packed_graph
 from traincast.tables import Row
@@ -39,20 +40,20 @@ GAUDI: Row = {
 ])  # fmt: skip
 def test_a_length_that_is_not_stated_is_the_one_that_the_script_cuts_to(model: str, dataset: str, tokens: int) -> None:
     row = {**GAUDI, "model": model, "batch_per_gpu": 2, "global_batch": 16, "notes": f"a short fine-tune on {dataset}"}
-    assert request_of(row).graph.tokens_per_sample == tokens
+    assert dp_request(row).graph.tokens_per_sample == tokens
 
 
 def test_a_stated_length_stands() -> None:
     row = {**GAUDI, "model": "gpt2", "seq_len": 256, "notes": "a short fine-tune on wikitext"}
-    assert request_of(row).graph.tokens_per_sample == 256
+    assert dp_request(row).graph.tokens_per_sample == 256
 
 
 @pytest.mark.long(guard="test_a_length_that_is_not_stated_is_the_one_that_the_script_cuts_to")
 def test_answers_and_sounds_have_the_lengths_of_their_script() -> None:
-    answers = request_of({**GAUDI, "model": "t5_small", "notes": "cnn_dailymail"}).graph
+    answers = dp_request({**GAUDI, "model": "t5_small", "notes": "cnn_dailymail"}).graph
     assert "target_seq=128" in answers.name
     assert answers.tokens_per_sample == 1024
-    sounds = request_of({**GAUDI, "model": "wav2vec2_base", "notes": "fine-tune on common_language"}).graph
+    sounds = dp_request({**GAUDI, "model": "wav2vec2_base", "notes": "fine-tune on common_language"}).graph
     assert "samples=128000" in sounds.name
 
 
@@ -92,30 +93,30 @@ def test_a_script_may_train_the_head_only() -> None:
 
 def test_fine_tuning_that_no_device_could_hold_trains_adapters() -> None:
     row = {**GAUDI, "model": "llama_7b", "seq_len": 128, "batch_per_gpu": 2, "global_batch": 16, "notes": "fine-tune"}
-    assert request_of(row).graph.num_trainable_parameters < 1e7
-    sharded = request_of({**row, "notes": "fine-tune; zero_3"})
+    assert dp_request(row).graph.num_trainable_parameters < 1e7
+    sharded = dp_request({**row, "notes": "fine-tune; zero_3"})
     assert sharded.graph.num_trainable_parameters == sharded.graph.num_parameters
 
 
 def test_deepspeed_shards_as_much_as_a_model_needs() -> None:
     row = {**GAUDI, "framework": "optimum-habana deepspeed", "seq_len": 128, "notes": "", "batch_per_gpu": 2}
-    small = request_of({**row, "model": "gpt2", "global_batch": 16})
-    large = request_of({**row, "model": "codellama-13b", "global_batch": 16})
+    small = dp_request({**row, "model": "gpt2", "global_batch": 16})
+    large = dp_request({**row, "model": "codellama-13b", "global_batch": 16})
     assert (small.strategy.zero, large.strategy.zero) == (0, 1)
     assert small.runtime.name == "optimum-habana-deepspeed"
 
 
 def test_attention_is_written_out_if_the_release_of_pytorch_is_not_stated() -> None:
     row = {**ROW, "container": None, "n_gpus": 8, "gpus_per_node": 8}
-    assert request_of({**row, "model": "cpm"}).runtime.kernels.attention == "eager"
-    assert request_of({**row, "model": "vit-base"}).runtime.name == "pytorch"
-    assert request_of(row).runtime.name == "pytorch"
+    assert dp_request({**row, "model": "cpm"}).runtime.kernels.attention == "eager"
+    assert dp_request({**row, "model": "vit-base"}).runtime.name == "pytorch"
+    assert dp_request(row).runtime.name == "pytorch"
 
 
 def test_packed_texts_see_only_themselves_in_megatron() -> None:
     assert packed_tokens({"notes": "SFT; packed sequences (SQuAD packed to 4096)"}) == 200
     assert packed_tokens({"notes": "SQuAD"}) == packed_tokens({"notes": "packed alpaca"}) == 0
-    graph = request_of({**GAUDI, "model": "gpt2", "seq_len": 1024, "notes": ""}).graph
+    graph = dp_request({**GAUDI, "model": "gpt2", "seq_len": 1024, "notes": ""}).graph
     packed = packed_graph(graph, load_runtime("megatron-bridge"), 200)
     windows = {op.attributes.get("window") for op, _ in packed if op.kind is OpKind.ATTENTION}
     assert windows == {228}

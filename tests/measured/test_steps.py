@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.measured.asking import steps_request
 from traincast import load_cluster
 from traincast.measured.models.language import zoo_name
 from traincast.measured.spellings import precision_name
-from traincast.measured.steps import read_row, read_run, read_timed_run, request_of
+from traincast.measured.steps import read_row, read_run, read_timed_run
 from traincast.tables import Row, RowError
 
 ROW: Row = {
@@ -40,8 +41,13 @@ ROW: Row = {
 }
 
 
+def test_the_number_of_nodes_tells_the_gpus_of_each() -> None:
+    request = steps_request({**ROW, "n_nodes": ROW["n_gpus"] / 4, "gpus_per_node": None})
+    assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (ROW["n_gpus"] / 4, 4)
+
+
 def test_a_row_says_model_cluster_strategy_and_batch() -> None:
-    request = request_of(ROW)
+    request = steps_request(ROW)
     assert request.graph.num_parameters == 2 * 1000 * 256 + 4 * (256 * 256 * 3 + 3 * 256 * 688 + 2 * 256) + 256
     assert (request.cluster.device.name, request.cluster.num_nodes) == ("h100-sxm5-80gb", 2)
     assert str(request.strategy) == (
@@ -51,12 +57,12 @@ def test_a_row_says_model_cluster_strategy_and_batch() -> None:
 
 
 def test_the_source_of_a_row_changes_nothing() -> None:
-    assert request_of({**ROW, "source": "another"}) == request_of(ROW)
+    assert steps_request({**ROW, "source": "another"}) == steps_request(ROW)
 
 
 def test_what_a_row_leaves_open_is_the_habit_of_its_framework() -> None:
     open_row = {**ROW, "zero": None, "sp": None, "recompute": "?", "grad_accum": None}
-    request = request_of(open_row)
+    request = steps_request(open_row)
     assert request.strategy.zero == request.runtime.defaults.zero == 1
     assert request.strategy.sequence_parallel
     assert request.strategy.recompute == "none"
@@ -65,19 +71,19 @@ def test_what_a_row_leaves_open_is_the_habit_of_its_framework() -> None:
 
 def test_a_stated_parameter_count_tells_tied_tables_from_two() -> None:
     body = 4 * (256 * 256 * 3 + 3 * 256 * 688) / 1e9
-    tied = request_of({**ROW, "params_b": body + 256e-6})
-    assert tied.graph.num_parameters == request_of(ROW).graph.num_parameters - 256 * 1000
+    tied = steps_request({**ROW, "params_b": body + 256e-6})
+    assert tied.graph.num_parameters == steps_request(ROW).graph.num_parameters - 256 * 1000
 
 
 def test_a_model_whose_family_columns_cannot_describe_is_that_of_the_zoo() -> None:
     stated = {"n_layers": 48.0, "hidden": 3840.0, "heads": 16.0, "kv_heads": None, "ffn": None, "vocab": None}
-    request = request_of({**ROW, **stated, "model": "Gemma3-12B", "seq": 8192.0})
+    request = steps_request({**ROW, **stated, "model": "Gemma3-12B", "seq": 8192.0})
     assert request.graph.num_parameters == 11_766_034_176
 
 
 def test_a_run_without_optimizer_says_so_in_its_notes() -> None:
-    assert request_of(ROW).optimizer
-    assert not request_of({**ROW, "notes": "forward and backward, no optimizer"}).optimizer
+    assert steps_request(ROW).optimizer
+    assert not steps_request({**ROW, "notes": "forward and backward, no optimizer"}).optimizer
 
 
 @pytest.mark.parametrize(
@@ -120,12 +126,12 @@ def test_zoo_models_are_known_by_many_spellings() -> None:
     ],
 )
 def test_figures_that_follow_from_others_need_not_be_stated(change: Row, strategy: str) -> None:
-    assert str(request_of({**ROW, **change}).strategy).startswith(strategy)
+    assert str(steps_request({**ROW, **change}).strategy).startswith(strategy)
 
 
 def test_batches_that_do_not_go_together_are_a_reason() -> None:
     with pytest.raises(RowError, match=r"dp=2, micro batch 2 and global batch 17 contradict each other"):
-        request_of({**ROW, "grad_accum": None, "global_batch": 17.0})
+        steps_request({**ROW, "grad_accum": None, "global_batch": 17.0})
 
 
 def test_replicas_that_share_few_sequences_split_their_tokens() -> None:
@@ -154,11 +160,11 @@ def test_a_framework_that_is_not_known_is_taken_for_the_usual_one_and_said() -> 
     ("written", "means"), [("True", "full"), ("0", "none"), ("selective", "selective"), ("?", "none")]
 )
 def test_recomputation_is_known_by_many_spellings(written: str, means: str) -> None:
-    assert request_of({**ROW, "recompute": written}).strategy.recompute == means
+    assert steps_request({**ROW, "recompute": written}).strategy.recompute == means
 
 
 def test_devices_that_do_not_fill_their_nodes_are_spread_evenly() -> None:
-    request = request_of(
+    request = steps_request(
         {**ROW, "n_gpus": 12.0, "dp": 3.0, "tp": 4.0, "pp": 1.0, "grad_accum": 1.0, "global_batch": 6.0}
     )
     assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (2, 6)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from traincast import Operator, RequestError
-from traincast.estimate import read_events
 from traincast.estimate.events.file import CARD, read_card, read_rows
 from traincast.estimate.events.keys import operator_key
+from traincast.estimate.events.model import read_events
 from traincast.graph import OpKind
 from traincast.journal import Journal
 from traincast.profiling.events.ask import EventsAsk

@@ -12,6 +12,7 @@ from tests.profiling.test_cli import call
 from traincast import RequestError, capture, load_cluster, predict
 from traincast.profiling.machine import figures as machine_figures
 from traincast.profiling.machine import loopback
+from traincast.profiling.machine.ask import MachineAsk
 from traincast.profiling.machine.figures import Figure, MachineFigures, expected_seconds, measure_machine
 from traincast.profiling.machine.file import machine_toml
 from traincast.profiling.timing import Timing
@@ -86,7 +87,7 @@ def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     times = dict.fromkeys(names, pair) | {"large": Timing(median_s=9e-3, min_s=5e-3, dispersion=0.1, count=3)}
     monkeypatch.setattr(machine_figures, "measure_pair", lambda *_, **__: times)
     monkeypatch.setattr(machine_figures, "_cores", lambda: 2)
-    found = measure_machine("cpu", threads=1, repeats=3)
+    found = measure_machine(device="cpu", threads=1, repeats=3)
     assert found.rates["fp32"] == found.value("product fp32") > 1e6
     assert found.value("link latency") == 1e-3
     assert found.value("link bandwidth") == pytest.approx(loopback.LARGE_BYTES / 4e-3)
@@ -98,13 +99,13 @@ def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_more_repeats_are_expected_to_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     once = Timing(median_s=1e-3, min_s=1e-3, dispersion=0.0, count=3)
     monkeypatch.setattr(machine_figures, "measure", lambda *_, **__: once)
-    few, many = (expected_seconds("cpu", threads=1, repeats=repeats) for repeats in (3, 30))
+    few, many = (expected_seconds(MachineAsk(repeats=repeats)) for repeats in (3, 30))
     assert loopback.START_S < few < many
 
 
 def test_more_threads_than_cores_are_refused() -> None:
     with pytest.raises(RequestError, match="--threads 4096: this machine has"):
-        measure_machine("cpu", threads=4096, repeats=3)
+        measure_machine(device="cpu", threads=4096, repeats=3)
 
 
 @pytest.mark.long(

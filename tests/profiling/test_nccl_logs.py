@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.profiling import nccl_samples as samples
 from traincast import FileFormatError, RequestError
-from traincast.profiling.collectives.nccl_logs import ImportedLogs, LogImport, import_logs, likely_ranks
+from traincast.profiling.collectives.nccl_logs import ImportedLogs, import_logs, likely_ranks
 
 OURS = {"alltoall": "all_to_all", "sendrecv": "p2p"}
 
 
-def read(folder: Path, lines: list[str] | str, *, name: str = "run.txt", **given: object) -> ImportedLogs:
+def read(folder: Path, lines: list[str] | str, *, name: str = "run.txt", **given: Any) -> ImportedLogs:
     path = folder / name
     path.write_text(lines if isinstance(lines, str) else "\n".join(lines) + "\n", encoding="utf-8")
-    return import_logs([path], LogImport(**given))  # type: ignore[arg-type]
+    return import_logs([path], **given)
 
 
 def check(found: ImportedLogs, *, sizes: tuple[int, ...] = samples.SIZES) -> None:
@@ -107,7 +108,7 @@ def test_a_web_page_is_read(tmp_path: Path) -> None:
 
 def test_utf16_and_windows_line_ends_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\r\n".join(samples.log()), encoding="utf-16")
-    check(import_logs([tmp_path / "a.txt"], LogImport()))
+    check(import_logs([tmp_path / "a.txt"]))
 
 
 @pytest.mark.parametrize(
@@ -267,12 +268,12 @@ def test_a_file_without_rows_is_refused_in_one_line(tmp_path: Path) -> None:
         read(tmp_path, ["hello", "world 1 2 3"])
     with pytest.raises(FileFormatError, match="is not text"):
         (tmp_path / "b.txt").write_bytes(b"\x00\x01\x02")
-        import_logs([tmp_path / "b.txt"], LogImport())
+        import_logs([tmp_path / "b.txt"])
     with pytest.raises(FileFormatError, match="cannot read"):
-        import_logs([tmp_path / "missing.txt"], LogImport())
+        import_logs([tmp_path / "missing.txt"])
     with pytest.raises(RequestError, match="has no logs"):
         (tmp_path / "empty").mkdir()
-        import_logs([tmp_path / "empty"], LogImport())
+        import_logs([tmp_path / "empty"])
 
 
 def test_more_nodes_than_ranks_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import CNN, GPT, AnalyticalCostModel, ChosenSeconds, graph_of, request_of, run
 from tests.resources.told import told
 from traincast import Operator, RequestError, Timeline, load_cluster, predict, resources_of
-from traincast.resources.bursts import FIGURES, RESOURCES
+from traincast.estimate.resource_use import FIGURES, RESOURCES
 from traincast.resources.curves import CURVES, Curves, curves_of, uses_of
 from traincast.resources.draws import sent_bytes
 from traincast.simulate import simulate

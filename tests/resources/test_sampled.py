@@ -12,7 +12,7 @@ import pytest
 
 from tests.resources.told import told
 from traincast import FileFormatError, RequestError, ResourceUse
-from traincast.resources.bursts import RESOURCES
+from traincast.estimate.resource_use import RESOURCES
 from traincast.resources.comparing import aligned, compared, compared_figures
 from traincast.resources.curves import Curves, uses_of
 from traincast.resources.draws import WatchedLinks

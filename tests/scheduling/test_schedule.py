@@ -8,8 +8,9 @@ import pytest
 
 import traincast
 from tests.scheduling.queues import job, queue
-from traincast import FailureEvent, Failures, Policy, RequestError, SharedCluster, schedule
+from traincast import Costs, FailureEvent, Failures, Policy, RequestError, SharedCluster, schedule
 from traincast.scheduling import State, simulate
+from traincast.scheduling.ask import ScheduleAsk
 from traincast.scheduling.joblogs.read import load_jobs
 from traincast.scheduling.schedule import load_shared_cluster, read_log, scaled
 
@@ -22,6 +23,17 @@ def test_a_file_a_trace_and_a_list_of_jobs_give_equal_schedules() -> None:
     fates.append(schedule(log.jobs, nodes=2, gpus_per_node=8, policy="easy").fates)
     assert all(found == fates[0] for found in fates)
     assert fates[0] == simulate(log.jobs, SharedCluster.uniform(2, 8), policy="easy").fates
+
+
+def test_a_schedule_takes_what_the_command_line_is_asked() -> None:
+    ask = ScheduleAsk(str(JOBS), nodes="2x8", policy="easy", quota=("a=4",), checkpoint_cost="10s+1s/gpu", load="2")
+    costs = Costs(checkpoint_s=10.0, checkpoint_s_per_gpu=1.0)
+    alike = schedule(JOBS, nodes="2x8", policy="easy", quotas={"a": 4.0}, costs=costs, load=2.0)
+    assert schedule(ask).to_dict() == alike.to_dict()
+    with pytest.raises(RequestError, match=r"the ask compares 2 policies: schedule\(\) runs one"):
+        schedule(ScheduleAsk(str(JOBS), nodes="2x8", compare="fifo,easy"))
+    with pytest.raises(RequestError, match="nodes is missing: give a number of nodes"):
+        schedule(JOBS)
 
 
 def test_nodes_may_be_a_number_a_text_a_file_or_a_cluster(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.searching.test_search import found
 from traincast import StrategyError
-from traincast.report.odds import odds
+from traincast.searching.odds import odds
 from traincast.searching.search import REACH
 from traincast.units import format_bytes
 

@@ -17,8 +17,8 @@ from traincast import Answer, RequestError, StrategyError, UnknownNameError, pre
 from traincast.engines import local_engine
 from traincast.forecast import forecast
 from traincast.report.job import price_per_s
-from traincast.report.odds import odds
 from traincast.searching.answer import PARTS
+from traincast.searching.odds import odds
 from traincast.searching.places import MEMORY_REACH
 from traincast.searching.search import REACH, SEARCHERS
 from traincast.strategy.prepare import need_only

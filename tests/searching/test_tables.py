@@ -43,7 +43,9 @@ def test_sharded_tables_leave_only_data_parallelism() -> None:
 
 def test_the_lower_bound_of_a_family_counts_its_own_replicas() -> None:
     space = problem("replicated")
-    families = [f for f in all_families(space) if f.micro_batch == 1 and f.degrees.tp == f.degrees.cp == 1 and f.plain]
+    families = [
+        f for f in all_families(space) if f.micro_batch == 1 and f.degrees.tp == f.degrees.cp == 1 and f.keeps_all
+    ]
     together = bulk_of(space).bounds(families)
     assert together.tolist() == [float(bulk_of(space).bounds([family])[0]) for family in families]
     assert len({family.dp for family in families}) > 1

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.conftest import devices
 from traincast import Strategy, StrategyError, load_cluster
 from traincast.strategy import Mesh
-from traincast.strategy.mesh import AXES, Axis
+from traincast.strategy.mesh import Axis
 
+AXES: tuple[Axis, ...] = ("tp", "cp", "dp", "pp")
 meshes = st.builds(
     Mesh,
     dp=st.integers(1, 4),

@@ -103,7 +103,8 @@ def test_nodes_with_equal_devices_are_estimated_once_whatever_their_links() -> N
     assert len(lowered.variants.clusters) == 1  # it has the link that bounds the ring
     assert lowered.variants.clusters[0].inter_node.bandwidth == NIC / 10
     assert lowered.variants.of_rank.tolist() == [0] * 16
-    assert lowered.variants.works_of(0) == plain_on(lowered, 4)
+    every = [work for works in lowered.variants.works for work in works]
+    assert [every[number] for number in lowered.variants.entry[0]] == plain_on(lowered, 4)
 
 
 def plain_on(lowered: Lowered, nodes: int) -> list[object]:

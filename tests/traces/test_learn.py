@@ -12,9 +12,8 @@ import pytest
 from tests.traces.made import Made, host_bound, pair_of_ranks
 from traincast import AnalyticalCostModel, Operator, RequestError, TensorSpec, files, load_device, trace
 from traincast.cluster import find_node
-from traincast.estimate import EventsCostModel
 from traincast.estimate.events.file import contents_of
-from traincast.estimate.events.model import events_of
+from traincast.estimate.events.model import EventsCostModel, events_of
 from traincast.graph import DType, OpKind, Phase
 from traincast.traces.learn import learn, write_events
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.traces.made import Made
 from traincast import AnalyticalCostModel, Operator, RequestError, TensorSpec, load_cluster, load_device
-from traincast.estimate import EventsCostModel
-from traincast.estimate.events.model import CARRIED, MEASURED, events_of
+from traincast.estimate.events.model import CARRIED, MEASURED, EventsCostModel, events_of
 from traincast.graph import DType, OpKind, Phase
 from traincast.traces.learn import learn
 from traincast.traces.recording.processor import host_runs, on_processor, own_times

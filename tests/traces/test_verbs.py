@@ -15,16 +15,23 @@ from traincast import Operator, RequestError, TensorSpec, TraincastError, predic
 from traincast.cli.main import main
 from traincast.cli.real_runs.trace import trace as command
 from traincast.graph import DType, OpKind, Phase
-
-RENAMED = {"named": "range", "execution": "execution_trace", "as_json": None}
-"""Names of options in the code of the command line; the JSON of a result is ``to_dict``."""
+from traincast.traces.ask import ShowAsk, TraceChangesAsk
 
 
 @pytest.mark.parametrize("verb", ["show", "replay", "whatif", "diff", "learn"])
 def test_arguments_are_those_of_the_command_line(verb: str) -> None:
-    asked = {RENAMED.get(str(p.name), str(p.name)) for p in command.commands[verb].params} - {None, "help"}
+    asked = {str(p.name) for p in command.commands[verb].params} - {"as_json"}  # that is ``to_dict`` of a result
     assert set(inspect.signature(getattr(trace, verb)).parameters) == asked
     assert set(command.commands) == {name for name in dir(trace) if not name.startswith("_")}
+
+
+def test_a_verb_takes_what_it_is_asked_as_one_record(tmp_path: Path) -> None:
+    file = host_bound().write(tmp_path / "one.json")
+    assert trace.show(ShowAsk(file)).to_dict() == trace.show(file).to_dict()
+    changed = trace.whatif(TraceChangesAsk(file, host="2x"))
+    assert changed.to_dict() == trace.whatif(file, host=2.0).to_dict()
+    with pytest.raises(TypeError, match=r"show\(\) got an unexpected keyword argument 'hots'"):
+        trace.show(file, hots=2)  # type: ignore[call-overload]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast import RowValidation
-from traincast.validating import RowOutcome
+from traincast.validating.outcome import RowOutcome
 
 
 def test_the_summary_says_how_right_fits_is_with_and_without_such_failures() -> None:

@@ -122,7 +122,7 @@ def test_seconds_and_accumulation_follow_from_throughput_and_global_batch(tmp_pa
     row = {**DP, "grad_accum": None, "global_batch": 1024, "step_time_s": None, "throughput_samples_per_s": 12800.0}
     (outcome,) = validate_dp_steps(write(tmp_path / "t.parquet", row, row)).rows[:1]
     assert outcome.measured == pytest.approx(0.08)
-    assert dp_steps.request_of(row).strategy.num_microbatches == 2
+    assert dp_steps.read_row(row).request.strategy.num_microbatches == 2
 
 
 def test_where_accumulation_is_not_stated_a_microbatch_is_compared(tmp_path: Path) -> None:

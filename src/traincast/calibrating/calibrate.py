@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from traincast.ask import verb
 from traincast.brief import Brief, BriefTable
+from traincast.calibrating.ask import CalibrateAsk
 from traincast.calibrating.procedure import Calibrated, calibrate_runs
 from traincast.calibrating.runs import MeasuredRun, prepare_runs
-from traincast.calibrating.study import CURVE
 from traincast.cluster import Calibration, Cluster, load_cluster, write_calibrated
 from traincast.errors import FileFormatError, RequestError, expect
 from traincast.files import check_output
@@ -78,15 +79,8 @@ class CalibratedCluster(Brief):
         }
 
 
-def calibrate(
-    table: str | os.PathLike[str],
-    *,
-    cluster: str,
-    output: str | os.PathLike[str] | None = None,
-    curve: Sequence[int] = CURVE,
-    allow_code: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> CalibratedCluster:
+@verb(CalibrateAsk)
+def calibrate(ask: CalibrateAsk) -> CalibratedCluster:
     """Fit the parameters that datasheets do not give to measured runs (``.csv``, ``.csv.gz`` or ``.parquet``).
 
     All rows of ``table`` ran on ``cluster``: a name of the catalog or a TOML file, without a number of devices. A row
@@ -97,15 +91,15 @@ def calibrate(
     With ``output``, a name that ends in ``.toml``, the calibrated cluster is written there. Finished stages are saved
     beside it, and the same call resumes from them if it was stopped. Without ``output`` nothing is written.
     ``curve`` has the numbers of runs for the learning curve. ``allow_code`` lets rows name models and schedules that
-    are Python code, and runs it. ``progress`` is called with the work done and all work: first in rows, then in fits.
+    are Python code, and runs it.
     """
-    expect("table", table, (str, os.PathLike), "the path of a table of runs")
-    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster, whole_nodes=True)
-    target = None if output is None else _toml(Path(output))
+    expect("table", ask.table, (str, os.PathLike), "the path of a table of runs")
+    extends, path, base = _extended(ask.cluster), Path(ask.table), load_cluster(ask.cluster, whole_nodes=True)
+    target = None if ask.output is None else _toml(Path(ask.output))
     if target is not None:
         inputs = {"the table of runs": path, "the cluster that it extends": Path(extends)}
         check_output(target, inputs={name: file for name, file in inputs.items() if file.is_file()})
-    runs, skipped = read_runs(path, base, allow_code=allow_code, progress=progress)
+    runs, skipped = read_runs(path, base, allow_code=ask.allow_code, progress=ask.progress)
 
     def result(fit: Calibrated) -> CalibratedCluster:
         calibrated = replace(
@@ -126,10 +120,10 @@ def calibrate(
     return result(
         calibrate_runs(
             runs,
-            curve=curve,
+            curve=ask.curve,
             journal=None if target is None else target.with_name(f"{target.name}.journal"),
             save=None if target is None else lambda fit: result(fit).save(target),
-            progress=progress,
+            progress=ask.progress,
         )
     )
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from traincast.calibrating.ask import CURVE
 from traincast.calibrating.correction import domain
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.intervals import bounds
 from traincast.calibrating.parameters import PARAMETERS, Prior, calibration_at
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import (
-    CURVE,
     FOLDS,
     CurvePoint,
     HeldOut,
@@ -225,7 +225,10 @@ def _judged(
 
 
 def _with_own(held: HeldOut, by_model: HeldOut) -> tuple[HeldOut, HeldOut, bool]:
-    """Return both with the factors of models if these lower the error on unseen runs, else without; and whether."""
+    """Decide whether the factors of models are kept: they must lower the error on unseen runs.
+
+    Returns both sets of forecasts, with the factors if they are kept and without them otherwise, and the decision.
+    """
     without, none = (replace(h, own=_ones_of(h), own_plain=_ones_of(h)) for h in (held, by_model))
     best = [min(_mean(h.left_over(corrected=c)) for c in (True, False)) for h in (held, without)]
     pays = bool(np.isfinite(held.usual).any()) and best[0] <= _PAYS * best[1]
@@ -252,9 +255,9 @@ def _alone_is_better(
 
 
 def _repeats(runs: Sequence[MeasuredRun]) -> HeldOut | None:
-    """Forecasts of runs by the factor of their model in other runs; ``None`` without repeats or if factors do not pay.
+    """Forecast each run by the factor that its model has in other runs, repeats of the same configuration included.
 
-    A run that was left out may have a repeat, of the same configuration, among those that were not.
+    Returns ``None`` if no configuration was measured twice, or if these forecasts are no better than uncalibrated ones.
     """
     if len(runs) < _FEWEST_FOR_FOLDS or len({_configuration(run) for run in runs}) == len(runs):
         return None
@@ -294,7 +297,7 @@ def _described(
     correction: Correction,
     like: Calibration | None = None,
 ) -> Calibration:
-    """Return ``like`` with its interval from ``errors``, and with what it says of the runs that it was fitted to."""
+    """Return ``like`` with its interval, computed from ``errors``, and with the runtimes and nodes of ``runs``."""
     low, high = bounds(errors, otherwise=UNCALIBRATED)
     return replace(
         like or Calibration(),

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.calibrating.ask import CURVE
 from traincast.calibrating.correction import fit_correction
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.parameters import Prior
@@ -30,7 +31,6 @@ _FEW_FOLDS: Final = 3
 _CURVE_JUDGED: Final = 120
 _MOST_OWN: Final = 0.7
 """The largest error of a run, in logarithm, that counts for the factor of its model."""
-CURVE: Final = (0, 1, 3, 10, 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,10 @@ def left_after(runs: Sequence[MeasuredRun], made: CalibrationFit, correction: Co
 
 
 def seen_models(runs: Sequence[MeasuredRun], left: Floats) -> tuple[SeenModel, ...]:
-    """Return the factor of each model and precision: the mean of what is ``left``, drawn towards none by one run."""
+    """Return the factor of each model and precision: the mean of its runs' errors ``left``, in logarithms.
+
+    One run without error is added to each mean, so that few runs give a factor near 1.
+    """
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run, error in zip(runs, np.clip(left, -_MOST_OWN, _MOST_OWN).tolist(), strict=True):
         groups[run.look.model, run.look.precision].append(error)
@@ -236,7 +239,7 @@ def learning_curve(
 
 
 def _careful(seen: Sequence[MeasuredRun], prior: Prior | None) -> Calibration:
-    """Return a calibration with a few runs, or an empty one if it does not help on those of them that are left out."""
+    """Return the calibration fitted to ``seen``; an empty one if it does not help on runs left out of the fit."""
     made = fit(seen, prior, modes=False)
     if len(seen) >= _FEWEST_TO_TEST:
         fold = fold_numbers(seen, lambda run: run.measured.index, folds=_FEW_FOLDS)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import click
 
+from traincast.ask import Ask, Count, Option, option_of
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, input_files, print_json, traced_graph
 from traincast.files import check_output
 from traincast.units import format_flops, format_parameters
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureAsk:
+    """What ``capture`` is asked."""
+
+    model: Annotated[str, option_of(Ask, "model")]
+    _: KW_ONLY
+    output: Annotated[str, Option("Write to PATH: the operator graph (.json).", "PATH", short="-o")]
+    seq: Annotated[Count | None, option_of(Ask, "seq")] = None
+
+
 @click.command(
     short_help="Trace a model and save its operator graph.", epilog=options.example("capture gpt2 -o gpt2.json")
 )
-@click.argument("model")
-@options.output("the operator graph (.json).")
-@options.seq()
-@options.json()
-def capture(model: str, output: str, seq: int | None, as_json: bool) -> None:
+@asks(CaptureAsk, Shown)
+def capture(ask: CaptureAsk, shown: Shown) -> None:
     """Trace one training step of MODEL and save its operator graph.
 
     `traincast predict` and `traincast search` take the saved file as MODEL, without PyTorch.
@@ -27,12 +39,12 @@ def capture(model: str, output: str, seq: int | None, as_json: bool) -> None:
     from traincast.graph import Phase
     from traincast.graph.files import save_graph
 
-    check_output(Path(output), inputs=input_files({"MODEL": model}))
-    graph = traced_graph(model, seq=seq, use_cache=False)
-    save_graph(graph, Path(output))
+    check_output(Path(ask.output), inputs=input_files({"MODEL": ask.model}))
+    graph = traced_graph(ask.model, seq=ask.seq, use_cache=False)
+    save_graph(graph, Path(ask.output))
     facts = {
         "name": graph.name,
-        "file": output,
+        "file": ask.output,
         "operators": graph.num_operators,
         "distinct_operators": len(graph.operators),
         "blocks": sum(b.count for b in graph.blocks),
@@ -42,7 +54,7 @@ def capture(model: str, output: str, seq: int | None, as_json: bool) -> None:
         "backward_flops": graph.flops(Phase.BACKWARD),
         "tokens_per_sample": graph.tokens_per_sample,
     }
-    if as_json:
+    if shown.as_json:
         print_json(facts)
         return
     console().print(
@@ -50,4 +62,4 @@ def capture(model: str, output: str, seq: int | None, as_json: bool) -> None:
         f"{format_parameters(graph.num_parameters, graph.num_trainable_parameters)}, "
         f"forward {format_flops(graph.flops(Phase.FORWARD))} per sample"
     )
-    console().print(f"graph: {output}")
+    console().print(f"graph: {ask.output}")

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
 
 import click
 
+from traincast.ask import Option
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, print_json, print_table
 from traincast.cluster.calibration import Calibration
 from traincast.cluster.hardware import Cluster, Device, Link
 from traincast.units import format_bytes, format_count
 
-_name = click.argument("name", required=False)
+
+@dataclass(frozen=True, slots=True)
+class Entry(Shown):
+    """An entry of the catalog, or all."""
+
+    name: Annotated[str | None, Option("The name of an entry; all are listed if it is left out.")] = None
 
 
 def _show_one(title: str, facts: dict[str, Any], *, as_json: bool) -> None:
@@ -43,10 +51,10 @@ def _text(value: Any) -> str:
 
 
 @click.command(short_help="List the models of the zoo, or show one.", epilog=options.example("models llama3-8b"))
-@_name
-@options.json()
-def models(name: str | None, as_json: bool) -> None:
+@asks(Entry)
+def models(entry: Entry) -> None:
     """List the models of the zoo, or show the model NAME."""
+    name, as_json = entry.name, entry.as_json
     from traincast.graph import shipped, zoo
 
     def counted(card: zoo.ModelCard) -> int | None:
@@ -86,10 +94,10 @@ def _parameters(value: object) -> str:
 @click.command(
     short_help="List the known devices, or show one.", epilog=options.example("devices h100-sxm5-80gb --json")
 )
-@_name
-@options.json()
-def devices(name: str | None, as_json: bool) -> None:
+@asks(Entry)
+def devices(entry: Entry) -> None:
     """List the devices of the catalog, or show the device NAME, which may be a .toml file."""
+    name, as_json = entry.name, entry.as_json
     from traincast.cluster import device_names, load_device
 
     if name is not None:
@@ -126,13 +134,13 @@ def _part(part: Cluster) -> str:
     short_help="List the known machines and fitted clusters, or show one.",
     epilog=options.example("clusters dgx-h100:4"),
 )
-@_name
-@options.json()
-def clusters(name: str | None, as_json: bool) -> None:
+@asks(Entry)
+def clusters(entry: Entry) -> None:
     """List the machines of the catalog and the clusters fitted to published runs, or show one.
 
     NAME[:NODES] may be a .toml file.
     """
+    name, as_json = entry.name, entry.as_json
     from traincast.cluster import cluster_names, load_cluster, node_names
 
     def facts(cluster: Cluster) -> dict[str, Any]:
@@ -200,13 +208,13 @@ def _fields(value: Any) -> dict[str, Any]:
 @click.command(
     short_help="List the known training frameworks, or show one.", epilog=options.example("runtimes megatron")
 )
-@_name
-@options.json()
-def runtimes(name: str | None, as_json: bool) -> None:
+@asks(Entry)
+def runtimes(entry: Entry) -> None:
     """List the runtimes of the catalog, or show the runtime NAME, which may be a .toml file.
 
     A runtime describes how a training framework runs a step: what it fuses, overlaps and launches.
     """
+    name, as_json = entry.name, entry.as_json
     from traincast.strategy import load_runtime, runtime_names
 
     if name is not None:

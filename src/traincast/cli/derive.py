@@ -7,7 +7,6 @@ instance of each. :func:`words_of` is the inverse: the words of the command line
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
@@ -18,28 +17,30 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import click
 from msgspec import Meta
 
-from traincast.ask import MAX_BATCH, Declared, declared
-from traincast.cli.options import SEED, TIME, Count
+from traincast.ask import Batch, Count, Declared, Seed, Workers, declared
+from traincast.cli.options import COUNT, SEED, TIME, WORKERS
 
 _FIRST: Final = ("cluster", "global_batch", "strategy")
-_LAST: Final = ("html", "explain", "as_json")
+_LAST: Final = ("output", "html", "explain", "as_json")
 """Options that a reader looks for first and last; the others stand between in the order of their declaration."""
-_AGAIN: Final = "May be given several times."
 
 
-def asks(*records: type, defaults: Mapping[str, Any] | None = None) -> Callable[[Callable[..., None]], Any]:
+def asks(
+    *records: type, defaults: Mapping[str, Any] | None = None, without: Iterable[str] = ()
+) -> Callable[[Callable[..., None]], Any]:
     """Return the decorator that gives a verb the options of ``records``; the verb takes one instance of each.
 
-    ``defaults`` are those of options whose default differs from that of their field in Python.
+    ``defaults`` are those of options whose default differs from that of their field in Python; ``MISSING`` makes an
+    option required. Fields ``without`` an option on this verb keep their default.
     """
-    own = dict(defaults or {})
+    own, hidden = dict(defaults or {}), frozenset(without)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
             function(*(_filled(record, given) for record in records))
 
         made: Any = update_wrapper(called, function)
-        found = {one.name: one for record in records for one in _shown(record)}
+        found = {one.name: one for record in records for one in _shown(record) if one.name not in hidden}
         for name in reversed(_ordered(found)):
             made = _parameter(found[name], own)(made)
         return made  # type: ignore[no-any-return]
@@ -96,7 +97,7 @@ def _filled(record: Any, given: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for one in declared(record):
         if one.option.flag is not None:
-            if given[one.name] is not None:
+            if given.get(one.name) is not None and given[one.name] != ():
                 values[one.name] = _value(one, given[one.name])
         elif table := _table(one):
             made = _filled(table, given)
@@ -107,19 +108,26 @@ def _filled(record: Any, given: Mapping[str, Any]) -> Any:
 def _value(one: Declared, given: Any) -> Any:
     if one.option.turns_off:
         return not given
+    read = one.option.read
     if one.option.joined:
-        return one.option.joined.join(given)
-    if one.option.read is None:
+        given = one.option.joined.join(given)
+        return given if read is None else read(given)
+    if read is None:
         return given
-    return tuple(map(one.option.read, given)) if _is_several(one) else one.option.read(given)
+    if not _is_several(one):
+        return read(given)
+    return dict(map(read, given)) if Mapping in _origins(one) else tuple(map(read, given))
 
 
 def _parameter(one: Declared, defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return the decorator of one argument or option."""
-    if _is_argument(one):
-        return click.argument(one.name)
     text, several = one.option.help, _is_several(one)
+    if _is_argument(one):
+        required, metavar = one.default is MISSING, one.option.metavar or None
+        return click.argument(one.name, nargs=-1 if several else 1, required=required, metavar=metavar)
     if _kinds(one.kind) == [bool]:
+        if one.default is None:  # yes, no, or not said
+            return click.option(f"{_flag(one)}/--no-{_flag(one)[2:]}", one.name, default=None, help=text)
         return click.option(_flag(one), one.name, is_flag=True, help=text)
     default = defaults.get(one.name, one.default)
     shown = not several and default not in (MISSING, None, "", ()) and default is not True and not _is_zero(default)
@@ -133,7 +141,7 @@ def _parameter(one: Declared, defaults: Mapping[str, Any]) -> Callable[[Any], An
         multiple=several,
         required=default is MISSING,
         metavar=one.option.metavar,
-        help=f"{text} {_AGAIN}" if several else text,
+        help=f"{text} {one.option.again}".rstrip() if several else text,
         **more,
     )
 
@@ -143,7 +151,7 @@ def _is_zero(default: object) -> bool:
 
 
 def _is_argument(one: Declared) -> bool:
-    return one.positional and one.default is MISSING
+    return one.positional and not one.option.flag and not one.option.short
 
 
 def _flag(one: Declared) -> str:
@@ -158,20 +166,32 @@ def _kinds(kind: Any) -> list[Any]:
 
 def _is_several(one: Declared) -> bool:
     """Return whether an option may be given several times: a field of several values that no text states as a whole."""
-    return bool(one.option.joined) or (not one.option.whole and get_origin(_kinds(one.kind)[0]) in (tuple, Sequence))
+    return bool(one.option.joined) or (not one.option.whole and bool(_origins(one) & {tuple, Sequence, Mapping}))
+
+
+def _origins(one: Declared) -> set[Any]:
+    """Return what the types of a field are made of: ``Sequence`` of ``Sequence[str]``."""
+    return {get_origin(kind) for kind in _kinds(one.kind)}
 
 
 def _type(one: Declared) -> Any:
     """Return the reader of an option's text: numbers as people write them, times with units, or the text itself."""
     kinds = _kinds(one.kind)
-    if one.option.read is not None or _is_several(one) or str in kinds or get_origin(kinds[0]) is Literal:
+    if one.option.read is not None or _is_several(one) or str in kinds:
         return click.STRING
+    if get_origin(kinds[0]) is Literal:
+        return click.Choice(get_args(kinds[0]))
     if one.option.time:
         return TIME
-    limits = next((note for note in getattr(kinds[0], "__metadata__", ()) if isinstance(note, Meta)), None)
+    limits: Any = next((note for note in getattr(kinds[0], "__metadata__", ()) if isinstance(note, Meta)), None)
     if limits is None:
         return kinds[0]
-    return SEED if limits.ge == 0 else Count(most=limits.le if limits.le and limits.le < MAX_BATCH else math.inf)
+    known = next((parser for kind, parser in _PARSERS if kind == kinds[0]), None)
+    return known or click.IntRange(limits.ge, limits.le)
+
+
+_PARSERS: Final = ((Count, COUNT), (Batch, COUNT), (Workers, WORKERS), (Seed, SEED))
+"""Numbers that people also write as 4k or 1e12, or whose limits are not worth a mention in help."""
 
 
 def _short(value: object) -> str:

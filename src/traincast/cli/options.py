@@ -1,33 +1,20 @@
-"""The options of the command line that several verbs share: one name, one type and one meaning on every verb.
+"""What several verbs of the command line share: readers of values, and options of how results are shown.
 
-The help of a shared option starts with the same sentence on every verb; a verb may add another. One parser reads each
-kind of value: :class:`Count`, :class:`Time`, :class:`Seed`.
+One parser reads each kind of value: :class:`Count`, :class:`Time`, :class:`Seed`. The help of a shared option starts
+with the same sentence on every verb; a verb may add another.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
-from msgspec import Meta
 
-from traincast.ask import Option
+from traincast.ask import HTML, Option
 from traincast.errors import RequestError
-from traincast.profiling.ask import COMPUTE, REPEATS, THREADS
 from traincast.units import parse_count, parse_seconds
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Decorator(Protocol):
-    """Adds one option or more to the function of a verb."""
-
-    def __call__(self, function: F, /) -> F:
-        """Return the function with the options added."""
-
 
 _LARGEST_SEED: Final = 2**31 - 1
 
@@ -85,14 +72,8 @@ def _name(param: click.Parameter | None) -> str:
     return param.opts[-1] if param else "value"
 
 
-CATALOG_CLUSTER: Final = (
-    "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is 1 node with 2 of its devices, "
-    "rtx-4090 is 1 device."
-)
-PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, pure-bf16, fp8 or nvfp4."
 COUNT: Final = Count()
 WORKERS: Final = Count(most=1024)
-Workers: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 TIME: Final = Time()
 SEED: Final = Seed()
 
@@ -108,83 +89,24 @@ def _text(first: str, more: str) -> str:
 
 
 JSON: Final = Option("Print one JSON document to standard output.", flag="--json")
-HTML: Final = Option("Write a self-contained HTML page to FILE.", "FILE")
 EXPLAIN: Final = Option("Print all warnings, not only the five most important ones.")
 ENGINE: Final = Option("Where the workers run: local (this machine) or ray (a Ray cluster).", "NAME")
 ADDRESS: Final = Option("Address of the Ray cluster. A local one is started if omitted.", "ADDRESS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastShown:
+class Shown:
+    """How a verb shows its result."""
+
+    as_json: Annotated[bool, JSON] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastShown(Shown):
     """How a verb that forecasts shows its result."""
 
     html: Annotated[str | None, HTML] = None
     explain: Annotated[bool, EXPLAIN] = False
-    as_json: Annotated[bool, JSON] = False
-
-
-def json() -> Decorator:
-    """``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help=JSON.help)
-
-
-def output(more: str, *, required: bool = True) -> Decorator:
-    """``-o/--output``: where the verb writes its result; ``more`` describes the file."""
-    return click.option("-o", "--output", required=required, metavar="PATH", help=_text("Write to PATH:", more))
-
-
-def html() -> Decorator:
-    """``--html``."""
-    return click.option("--html", metavar=HTML.metavar, help=HTML.help)
-
-
-def cluster(more: str, *, required: bool = True) -> Decorator:
-    """``--cluster``: the hardware; ``more`` says which forms this verb takes."""
-    return click.option("--cluster", required=required, metavar="CLUSTER", help=_text("The cluster:", more))
-
-
-def global_batch(*, required: bool = True) -> Decorator:
-    """``--global-batch``."""
-    return click.option(
-        "--global-batch", required=required, type=COUNT, metavar="N", help="Samples per step, over all devices."
-    )
-
-
-def seq() -> Decorator:
-    """``--seq``."""
-    return click.option("--seq", type=COUNT, metavar="N", help="Tokens per sample, for sequence models.")
-
-
-def precision(choices: str, *, default: str | None = None) -> Decorator:
-    """``--precision``; ``choices`` lists the precisions that the verb takes."""
-    return click.option(
-        "--precision",
-        default=default,
-        show_default=default is not None,
-        metavar="NAME",
-        help=_text("Number formats of the training step:", choices),
-    )
-
-
-def bundle() -> Decorator:
-    """``--bundle``."""
-    return click.option(
-        "--bundle",
-        multiple=True,
-        metavar="FOLDER",
-        help="Estimate times with this bundle before the shipped ones. May be given several times.",
-    )
-
-
-def compute() -> Decorator:
-    """``--compute``."""
-    return click.option(
-        "--compute",
-        default="real",
-        show_default=True,
-        metavar=COMPUTE.metavar,
-        help=COMPUTE.help,
-    )
 
 
 def exports(more: str) -> Option:
@@ -193,100 +115,6 @@ def exports(more: str) -> Option:
     return Option(_text(what, more), "NAME")
 
 
-def allow_code() -> Decorator:
-    """``--allow-code``."""
-    return click.option(
-        "--allow-code",
-        is_flag=True,
-        help="Run Python code that the table names as a model or schedule (package.module:factory).",
-    )
-
-
-def where() -> Decorator:
-    """``--where``."""
-    return click.option(
-        "--where",
-        multiple=True,
-        metavar="NAME=VALUE,…",
-        help="Use only rows with this device, op, phase, dtype, source or framework. "
-        "A name given twice takes rows with either value.",
-    )
-
-
-def seed(more: str) -> Decorator:
-    """``--seed``; ``more`` says what depends on it."""
-    return click.option(
-        "--seed",
-        type=SEED,
-        default=0,
-        show_default=True,
-        metavar="N",
-        help=_text("Seed of the random numbers.", more),
-    )
-
-
 def workers_option(more: str) -> Option:
     """``--workers``; ``more`` says what the processes do."""
     return Option(_text("Number of processes to use at once.", more), "N")
-
-
-def workers(more: str, *, default: int | None = None) -> Decorator:
-    """``--workers``; ``more`` says what the processes do. Without a ``default`` the verb chooses."""
-    return click.option(
-        "--workers",
-        type=WORKERS,
-        default=default,
-        show_default=default is not None,
-        metavar="N",
-        help=workers_option(more).help,
-    )
-
-
-def engine() -> Decorator:
-    """``--engine`` and ``--address``."""
-
-    def decorate(function: F) -> F:
-        function = click.option("--address", metavar=ADDRESS.metavar, help=ADDRESS.help)(function)
-        return click.option("--engine", default="local", show_default=True, metavar=ENGINE.metavar, help=ENGINE.help)(
-            function
-        )
-
-    return decorate
-
-
-def repeats() -> Decorator:
-    """``--repeats``."""
-    return click.option("--repeats", default=20, show_default=True, type=COUNT, metavar="N", help=REPEATS.help)
-
-
-def threads() -> Decorator:
-    """``--threads``."""
-    return click.option("--threads", default=1, show_default=True, type=COUNT, metavar="N", help=THREADS.help)
-
-
-def source() -> Decorator:
-    """``--source``."""
-    return click.option(
-        "--source",
-        default="profile",
-        show_default=True,
-        metavar="NAME",
-        help="Value of the table's source column; errors are grouped by it.",
-    )
-
-
-def rivals() -> Decorator:
-    """``--rivals``."""
-    return click.option("--rivals", is_flag=True, help="Also fit the rival models, and print the error of each.")
-
-
-def dialect() -> Decorator:
-    """``--dialect FILE``."""
-    return click.option(
-        "--dialect", metavar="FILE", help="TOML file that says how the table writes its columns and words."
-    )
-
-
-def uncalibrated() -> Decorator:
-    """``--uncalibrated``."""
-    return click.option("--uncalibrated", is_flag=True, help="Ignore all calibrations of clusters.")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from traincast.ask import A, Training
+from traincast.ask import Training
 from traincast.files import finite
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from traincast.cluster import Cluster
     from traincast.graph import OperatorGraph
+
+T = TypeVar("T", bound=Training)
 
 _REDRAW_S: Final = 0.1
 """Least time between two redraws of a progress bar, in seconds."""
@@ -155,7 +157,7 @@ def loaded_cluster(ask: Training) -> Cluster:
     return load_cluster(str(ask.cluster), hosts=True)
 
 
-def traced(ask: A) -> A:
+def traced(ask: T) -> T:
     """Return the ask with the operator graph of its MODEL; show a progress bar while it is traced."""
     return replace(ask, model=traced_graph(str(ask.model), seq=ask.seq, use_cache=ask.use_cache))
 

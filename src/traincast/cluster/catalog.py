@@ -121,13 +121,13 @@ def load_device(name: str) -> Device:
 def load_cluster(spec: str, *, hosts: bool = False, whole_nodes: bool = False) -> Cluster:
     """Returns the cluster that ``spec`` names as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, node type or TOML file.
 
-    NAME may also be a device: alone it is one device, and with NODES, nodes of the type that it usually is in (see
-    :func:`assumed_nodes`). With ``whole_nodes`` it is such a node also alone, for callers that set the numbers of nodes
-    and devices themselves.
-    Names joined by ``+`` make one cluster of nodes that differ: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
-    may have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes:
-    ``cpu-server:1x2``. Raises ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and
-    ``FileFormatError`` for a bad file.
+    NAME may also be a device. Without NODES it is one device; with NODES it is that many nodes of the type that usually
+    holds the device (see :func:`assumed_nodes`). With ``whole_nodes``, a device without NODES is one whole node, for
+    callers that set the numbers of nodes and devices themselves. Names joined by ``+`` make one cluster of nodes that
+    differ: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them may have no accelerators:
+    ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes: ``cpu-server:1x2``. Raises
+    ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and ``FileFormatError`` for a
+    bad file.
     """
     expect("cluster", spec, str, "a name such as dgx-h100:4, or the path of a TOML file")
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]

@@ -1,17 +1,15 @@
-"""How long one piece takes: cost models of operators, collectives and transfers."""
+"""How long one work takes: cost models of operators, collectives and transfers."""
 
 from traincast.estimate.analytical import AnalyticalCostModel
-from traincast.estimate.events.model import EventsCostModel, read_events
 from traincast.estimate.learned import LearnedCostModel, learned_cost_model
-from traincast.estimate.protocol import SOURCES, CostModel, Estimates
+from traincast.estimate.protocol import SOURCES, CostModel, Estimates, MeasuredCostModel
 
 __all__ = [
     "SOURCES",
     "AnalyticalCostModel",
     "CostModel",
     "Estimates",
-    "EventsCostModel",
     "LearnedCostModel",
+    "MeasuredCostModel",
     "learned_cost_model",
-    "read_events",
 ]

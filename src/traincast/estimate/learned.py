@@ -356,9 +356,10 @@ def _thin(operators: Sequence[Operator]) -> npt.NDArray[np.bool_]:
 def _drawn(
     seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The factor by which an estimate exceeds its mean with physics, whose weight grows with the distance ``outside``.
+    """Return the factor by which each estimate is divided to draw it towards physics.
 
-    The mean is over logarithms, and moves an estimate by less than it grows with its size.
+    The result is a mean of both, in logarithms. The weight of physics grows with the distance ``outside`` of the
+    measured range, so slowly that a larger operator never takes less time.
     """
     ratio = np.clip(seconds / np.maximum(physics, 1e-12), np.exp(-1.0), np.exp(1.0))
     found: npt.NDArray[np.float64] = ratio ** (outside / (1.0 + outside))
@@ -375,7 +376,7 @@ def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) 
 def _at_own_rate(works: Sequence[Work], device: Device) -> npt.NDArray[np.float64]:
     """The seconds of each product at the best rate that was measured on ``device`` itself; 0 if it states none.
 
-    What other devices reach of their peaks says nothing against it.
+    No product is estimated to be faster than this, whatever part of their peaks other devices reach.
     """
     if "gemm" not in device.achievable:
         return np.zeros(len(works))
@@ -391,10 +392,11 @@ def _at_own_rate(works: Sequence[Work], device: Device) -> npt.NDArray[np.float6
 
 
 def _bare(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[tuple[bool, str]]:
-    """Whether the setting of bare kernels is itself wanted, and the name of their cell, if it answers.
+    """Yield the cell of bare kernels if it can estimate these operators.
 
-    It answers for devices that are kin to a measured one, in full precision: libraries of 2017 moved half-precision
-    tensors into another layout and back for each convolution. If its own setting is wanted, it answers for all.
+    Yields whether its setting is ``wanted``, and its name. It estimates operators in full precision, on devices that
+    are kin to a measured one: libraries of 2017 moved half-precision tensors into another layout and back for each
+    convolution. If its own setting is wanted, it estimates them everywhere.
     """
     for name, entry in bundle.entries.get((family, ANY), []):
         if entry["setting"] != BARE:
@@ -409,10 +411,10 @@ def _bare(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) 
 
 
 def _transferred(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[Cell]:
-    """For a device that was not measured: the network of all devices, with the cells of the devices most like it.
+    """Yield the cell for a device that was not measured: the network of all devices, with cells of similar devices.
 
-    The network takes a setting that it does not know for the first that it knows; it does not answer if that is one of
-    :data:`_ASKED_ONLY`.
+    The network treats a setting that it does not know as the first one in its vocabulary. If that is one of
+    :data:`_ASKED_ONLY`, nothing is yielded.
     """
     for name, entry in bundle.entries.get((family, ANY), []):
         if entry["setting"] != ANY:

@@ -37,7 +37,7 @@ def least_seconds(works: Sequence[Work], cluster: Cluster) -> Floats:
 
 
 def _operator(op: Operator, device: Device) -> float:
-    beyond_cache = max(0.0, op.nbytes - 2.0 * device.l2_bytes)  # read from there, and left there
+    beyond_cache = max(0.0, op.nbytes - 2.0 * device.l2_bytes)  # L2 may hold inputs before, and results after
     fewer = FEWER_PRODUCTS if op.kind is OpKind.CONV else 1.0
     return max(_computing(op, device) / fewer, beyond_cache / device.memory_bandwidth)
 

@@ -1,8 +1,8 @@
-"""How long one piece takes: the protocol every cost model follows."""
+"""How long one work takes: the protocol that every cost model follows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -49,4 +49,17 @@ class CostModel(Protocol):
 
     def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:
         """Seconds, interval and source of every work, in order; never NaN, never negative."""
+        ...
+
+
+@runtime_checkable
+class MeasuredCostModel(CostModel, Protocol):
+    """A cost model of works that were measured on the cluster itself; another one estimates what was not measured."""
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """Return ``cluster`` as the measurements describe it; refuse one that they are not of."""
+        ...
+
+    def with_fallback(self, change: Callable[[CostModel], CostModel]) -> CostModel:
+        """Return the same measurements over ``change`` of what estimates the rest."""
         ...

@@ -145,7 +145,7 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
         flags.append(("--kv-channels", str(model.head_dim)))
     if not model.tied:
         flags.append(("--untie-embeddings-and-output-weights",))
-    flags += _plain(model, notes) if model.family in ("gpt", "mpt") else _gated(model, notes)
+    flags += _gpt_like(model, notes) if model.family in ("gpt", "mpt") else _gated(model, notes)
     if model.experts:
         flags += _experts(model)
     if model.norm_epsilon:
@@ -179,7 +179,7 @@ def _rotary(model: Decoder) -> list[Flag]:
     return flags
 
 
-def _plain(model: Decoder, notes: list[str]) -> list[Flag]:
+def _gpt_like(model: Decoder, notes: list[str]) -> list[Flag]:
     """Return the flags of GPT-like models."""
     given = model.other
     dropout = f"{given.get('dropout', 0.1 if model.family == 'gpt' else 0.0):.3g}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from traincast.ask import paths_of, verb
 from traincast.engines import local_engine
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import check_output, save_bundle
 from traincast.estimate.operators.families import FAMILIES
+from traincast.fitting.ask import OPERATORS_ONLY, FitAsk, Kind, Warn
 from traincast.fitting.collectives.adapt import adapt_collectives, should_adapt
 from traincast.fitting.collectives.fit import HeldOutScore, compare_collectives, fit_collectives
 from traincast.fitting.collectives.prior import fit_prior
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from traincast.fitting.operators.fit import FittedCell
     from traincast.fitting.operators.rivals import RivalScore
 
-Kind: TypeAlias = Literal["operators", "collectives"]
 _DEVICES_OF_A_NETWORK = 3
 """With at least this many measured devices, a network for unmeasured devices is fitted as well."""
 
@@ -66,29 +67,12 @@ class Fit:
         return {"bundle": str(self.bundle), **result, "rivals": rivals, "left_out": list(self.left_out)}
 
 
-def fit(
-    tables: str | Path | Sequence[str | Path],
-    *,
-    output: str | Path,
-    kind: Kind = "operators",
-    rivals: bool = False,
-    networks: Sequence[str] | None = None,
-    only: Sequence[str] | None = None,
-    keep: str | Path | None = None,
-    epochs: int | None = None,
-    where: Mapping[str, Collection[str]] | None = None,
-    seed: int = 0,
-    workers: int | None = None,
-    adapt: bool | None = None,
-    prior: Sequence[str | Path] = (),
-    progress: Callable[[str], None] | None = None,
-    warn: Callable[[Sequence[str]], None] | None = None,
-) -> Fit:
+@verb(FitAsk)
+def fit(ask: FitAsk) -> Fit:
     """Fit times to tables of measurements (``.parquet``, ``.csv`` or ``.csv.gz``), and write the bundle ``output``.
 
     ``kind`` says what the tables hold. Equal tables, seed and library versions give the same bundle. ``rivals`` also
-    fits other models and scores each. ``progress`` is called with one line for each model that was fitted, ``warn``
-    with the sentences on rows that are left out, before anything is fitted.
+    fits other models and scores each.
 
     For operators only: ``networks`` are patterns of the cells that also try a network (``("attention/*",)``; ``None``
     is all, ``()`` none), ``only`` are patterns of the cells to fit (``None`` is all), ``keep`` is a bundle whose other
@@ -104,66 +88,55 @@ def fit(
     >>> fit("mine.parquet", output="mine.bundle", networks=()).cells[0].scores["all"].mape  # doctest: +SKIP
     4.7
     """
-    paths = [Path(tables)] if isinstance(tables, str | Path) else [Path(path) for path in tables]
-    target = Path(output)
-    if kind == "collectives":
-        given = {"networks": networks, "only": only, "keep": keep, "epochs": epochs, "where": where, "workers": workers}
-        wrong = [name for name, value in given.items() if value is not None]
+    paths, target = paths_of(ask.tables), Path(ask.output)
+    if ask.kind == "collectives":
+        wrong = [name for name in OPERATORS_ONLY if getattr(ask, name) is not None]
         if wrong or len(paths) != 1:
             what = ", ".join(wrong) or f"{len(paths)} tables"
             raise RequestError(f"{what}: collectives are fitted to one table, and by one process, as a whole")
-        more = [Path(path) for path in prior]
-        return _fit_collectives(paths[0], target, rivals=rivals, seed=seed, adapt=adapt, prior=more, warn=warn)
-    if kind != "operators":
-        raise UnknownNameError("kind of measurements", kind, ("operators", "collectives"))
-    if adapt is not None or prior:
+        return _fit_collectives(paths[0], target, ask)
+    if ask.kind != "operators":
+        raise UnknownNameError("kind of measurements", ask.kind, ("operators", "collectives"))
+    if ask.adapt is not None or ask.prior:
         raise RequestError("adapt and prior apply to collectives only")
-    if keep is not None and only is None:
+    if ask.keep is not None and ask.only is None:
         raise RequestError("a fit keeps cells of another bundle only where it says which cells it fits: give only")
     from traincast.fitting.operators.bundle import base_of, bundle_of, kept_cells
     from traincast.fitting.operators.fit import FitConfig, fit_operators
     from traincast.fitting.train import TrainConfig
 
     check_output(target)
-    kept = kept_cells(Path(keep), only or ()) if keep is not None else None
-    chosen = kept.only if kept else tuple(only or ("*",))
-    table = _read_operators(paths, where or {}, chosen)
-    left_out = _told(table, warn)
+    kept = kept_cells(Path(ask.keep), ask.only or ()) if ask.keep is not None else None
+    chosen = kept.only if kept else tuple(ask.only or ("*",))
+    table = _read_operators(paths, ask.where or {}, chosen)
+    left_out = _told(table, ask.warn)
     config = FitConfig(
-        seed=seed,
+        seed=ask.seed,
         only=chosen,
-        networks=("*",) if networks is None else tuple(networks),
+        networks=("*",) if ask.networks is None else tuple(ask.networks),
         general=len(table.devices) >= _DEVICES_OF_A_NETWORK,
-        training=TrainConfig() if epochs is None else TrainConfig(epochs=epochs),
+        training=TrainConfig() if ask.epochs is None else TrainConfig(epochs=ask.epochs),
     )
-    base = base_of(Path(keep)) if keep is not None else base_of()
-    cells = fit_operators(table, config, base=base, engine=local_engine(workers or 1), progress=progress)
+    base = base_of(Path(ask.keep)) if ask.keep is not None else base_of()
+    cells = fit_operators(table, config, base=base, engine=local_engine(ask.workers or 1), progress=ask.progress)
     card, arrays = bundle_of(cells, table, data=_about(paths, table), config=config, kept=kept)
     save_bundle(target, card, arrays)
     scores: list[RivalScore] = []
-    if rivals:
+    if ask.rivals:
         from traincast.fitting.operators.rivals import Budget, compare_cells
 
-        budget = Budget() if epochs is None else Budget(epochs=epochs)
-        scores = compare_cells(table, seed=seed, budget=budget, progress=progress)
-    return Fit(kind=kind, bundle=target, cells=cells, rivals=scores, left_out=left_out)
+        budget = Budget() if ask.epochs is None else Budget(epochs=ask.epochs)
+        scores = compare_cells(table, seed=ask.seed, budget=budget, progress=ask.progress)
+    return Fit(kind=ask.kind, bundle=target, cells=cells, rivals=scores, left_out=left_out)
 
 
-def _fit_collectives(
-    path: Path,
-    target: Path,
-    *,
-    rivals: bool,
-    seed: int,
-    adapt: bool | None,
-    prior: Sequence[Path],
-    warn: Callable[[Sequence[str]], None] | None,
-) -> Fit:
+def _fit_collectives(path: Path, target: Path, ask: FitAsk) -> Fit:
+    prior, seed, adapt, rivals = [Path(more) for more in ask.prior], ask.seed, ask.adapt, ask.rivals
     if adapt and (rivals or prior):
         raise RequestError("an adapted bundle has no rivals and no prior of its own: leave out rivals and prior")
     check_output(target)
     table, others = read_collectives(path), [read_collectives(more) for more in prior]
-    left_out = _told(table, warn)
+    left_out = _told(table, ask.warn)
     base = None if adapt is False or rivals or prior else next(iter(learned_cost_model().collectives), None)
     adapts = base is not None and (adapt or should_adapt(table, base))
     if adapts and base is not None:
@@ -200,7 +173,7 @@ def _read_operators(paths: Sequence[Path], where: Mapping[str, Collection[str]],
     return table
 
 
-def _told(table: OperatorTable | CollectiveTable, warn: Callable[[Sequence[str]], None] | None) -> list[str]:
+def _told(table: OperatorTable | CollectiveTable, warn: Warn | None) -> list[str]:
     """Return the sentences on rows that are left out, after a call of ``warn`` with them."""
     lines = table.problems_summary()
     if warn is not None and lines:

@@ -2,8 +2,7 @@
 
 A table of measurements has each configuration several times: repeats, releases, devices. A plain random split puts
 copies of one configuration on both sides, so that the test partly measures memory. :func:`protocol_split` is the
-partition of swPredictor, which avoids that. The other splits are harder: they test sizes, devices or sources that
-training has not seen.
+partition of swPredictor, which avoids that. :func:`by_unseen_dims` is harder: it tests sizes that nobody trained on.
 
 Every function takes parallel columns, one entry for each row: ``keys`` (what ran, without the device; see
 :attr:`traincast.fitting.rows.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and
@@ -107,35 +106,10 @@ def by_unseen_dims(keys: Keys, groups: Ints, dims: Sequence[Ints], *, count: int
     return _split(keys, groups, _whole_keys(keys, tested))
 
 
-def by_device(keys: Keys, groups: Ints, devices: npt.NDArray[Any], held: Any, *, disjoint: bool = False) -> Split:
-    """Test a device that training has not seen.
-
-    Its configurations may have been seen on others, unless ``disjoint`` drops those from training.
-    """
-    return _held_out(keys, groups, devices == held, f"device {held}", disjoint=disjoint)
-
-
-def by_source(keys: Keys, groups: Ints, sources: npt.NDArray[Any], held: str, *, disjoint: bool = False) -> Split:
-    """Test a source of measurements that training has not seen.
-
-    Its configurations may have been measured by others, unless ``disjoint`` drops those from training.
-    """
-    return _held_out(keys, groups, sources == held, f"source {held!r}", disjoint=disjoint)
-
-
 def carve_validation(train: Merged, keys: Keys, *, share: float = 0.1, seed: int = 0) -> Split:
     """Set aside a ``share`` of the training configurations, each with all its examples, for validation."""
     aside = _chance(keys[train.first], seed, _VALIDATION) < share
     return Split(train=train.take(~aside), test=train.take(aside))
-
-
-def _held_out(keys: Keys, groups: Ints, tested: Mask, what: str, *, disjoint: bool) -> Split:
-    if not tested.any():
-        raise RequestError(f"no row is of {what}: nothing to hold out")
-    trained = ~tested
-    if disjoint:
-        trained &= ~np.isin(keys, np.unique(keys[tested]))
-    return Split(train=_merged(keys, groups, trained), test=_merged(keys, groups, tested))
 
 
 def _split(keys: Keys, groups: Ints, tested: Mask) -> Split:

@@ -46,10 +46,10 @@ def source_digest(reader: str = "zoo") -> bytes:
 
 @cache
 def code_digest() -> bytes:
-    """A digest of what the code says that captures models of the zoo, wherever its definitions stand.
+    """A digest of the definitions in the code that captures models of the zoo.
 
-    Comments, docstrings, imports and the division into files do not change it. It takes a few tenths of a second, so
-    it is computed only where :func:`source_digest` says that a file has changed.
+    Comments, docstrings, imports, and the file in which a definition stands do not change it. It takes a few tenths of
+    a second, so it is computed only where :func:`source_digest` says that a file has changed.
     """
     trees = (_Undocumented().visit(ast.parse(source)) for source in _sources("zoo"))
     nodes = (node for tree in trees for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom))

@@ -9,26 +9,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
+from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.graph import cache as graph_cache
 from traincast.graph import shipped, zoo
-from traincast.graph.capture.capture import capture as capture_module
-from traincast.graph.capture.capture import require_torch
-from traincast.graph.capture.light_torch import without_compiler
-from traincast.graph.capture.own_modules import load_factory, load_module
-from traincast.graph.capture.tracing import Progress, module_of
 from traincast.graph.files import FORMAT, graph_from_dict, read_json
-from traincast.graph.huggingface.read import from_config, is_read
 from traincast.graph.operator import OperatorGraph
-from traincast.graph.zoo.traceable import Traceable
-from traincast.imports import described, import_callable, place_of, refuse_code
+from traincast.imports import import_callable, refuse_code
 
 if TYPE_CHECKING:
     import torch
 
+    from traincast.graph.capture.tracing import Progress
+    from traincast.graph.zoo.traceable import Traceable
+
 _MAX_SEQ = 10_000_000
-_ANSWERED = "forecast as if the answer were no (no padding, nothing special)"
-_WRITTEN_OUT = "cannot run with fused attention in transformers: its attention is forecast as it is written out"
 
 
 def load_model(
@@ -54,6 +48,8 @@ def load_model(
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
     if not isinstance(spec, str):
+        from traincast.graph.capture.own_modules import load_module
+
         return load_module(spec, example_inputs, seq=seq, progress=progress)
     if example_inputs is not None:
         raise RequestError(f"example inputs are for a live module, and the model is {spec!r}: leave them out")
@@ -75,13 +71,14 @@ def load_model(
         if not allow_code:
             refuse_code(spec, "model")
         from traincast.graph.jax import is_jax_step, load_jax
+        from traincast.graph.traced import trace_factory
 
         step = import_callable(spec, "model", role="factory")
         if is_jax_step(step):
             if seq is not None:
                 raise RequestError(f"model {spec!r} is a JAX step: its example inputs set the sequence length")
             return load_jax(step, spec)
-        return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
+        return trace_factory(spec, seq=seq, progress=progress)
     card = zoo.card(spec)
     return _of_family(_Wanted(card.name, card.name, card.family, card.parameters, seq), use_cache, progress)
 
@@ -96,6 +93,8 @@ def _holds_config(path: Path) -> bool:
 def _from_file(
     path: Path, seq: int | None, use_cache: bool, progress: Progress | None, *, further: int | None = None
 ) -> OperatorGraph:
+    from traincast.graph.huggingface.read import from_config, is_read
+
     data = read_json(path)
     if further is not None and not (isinstance(data, dict) and data.get("format") != FORMAT and is_read(data)):
         raise RequestError(f"model '{path}+mtp': further tokens can only be added to a config.json that is read itself")
@@ -110,61 +109,23 @@ def _from_file(
         raise FileFormatError(f"{path} is neither a Hugging Face config.json nor a Traincast graph: it holds no object")
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     if not is_read(data):
+        from traincast.graph.traced import trace_transformers
+
         versions = {package: _version(package) for package in ("torch", "transformers")}
         content = {"config": data, "name": name, "seq": seq, **versions}
         key = graph_cache.cache_key(content, reader="huggingface") if use_cache else ""
-        return _kept(key, lambda: load_transformers(data, name=name, seq=seq, progress=progress))
+        return _kept(key, lambda: trace_transformers(data, name=name, seq=seq, progress=progress))
     family, parameters = from_config(data)
     if further is not None:
         stated = data.get("num_nextn_predict_layers")
         depths = further or (stated if isinstance(stated, int) and stated > 0 else 1)
         name = f"{name}+mtp"
         parameters = zoo.with_further(name, family, parameters, depths)
-    spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
+    spec = f"{family}:" + ",".join(f"{k}={_word_for(v)}" for k, v in parameters.items())
     return _of_family(_Wanted(name, spec, family, parameters, seq), use_cache, progress)
 
 
-def load_transformers(
-    data: Mapping[str, object], *, name: str, seq: int | None = None, progress: Progress | None = None
-) -> OperatorGraph:
-    """Trace the model that an installed ``transformers`` builds from the content of a ``config.json``.
-
-    A model that cannot run with fused attention is traced with attention written out; the graph's ``note`` says so.
-    """
-    from traincast.graph.huggingface.answers import fused
-    from traincast.graph.huggingface.modules import transformers_model
-
-    require_torch(f"tracing {name}")
-    traceable, notes = transformers_model(data, seq=seq)
-    try:
-        with fused(traceable.module) as asked:
-            graph = capture_module(traceable, name=name, progress=progress)
-    except CaptureError as error:
-        traceable, notes = transformers_model(data, seq=seq, eager=True)
-        try:
-            with fused(traceable.module) as asked:
-                graph = capture_module(traceable, name=name, progress=progress)
-        except CaptureError:
-            raise _untraceable(str(data["model_type"]), error) from error.__cause__
-        notes.append(f"{name} {_WRITTEN_OUT}")
-    if asked:
-        notes.append(f"{name} decides by its data at {', '.join(sorted(asked))}: {_ANSWERED}")
-    return replace(graph, attributes={**graph.attributes, "note": "; ".join(notes)}) if notes else graph
-
-
-def _untraceable(model_type: str, error: CaptureError) -> CaptureError:
-    """The error for a model of ``transformers`` that cannot be traced with the inputs made from its configuration."""
-    failure = error.__cause__
-    if failure is None:
-        return error
-    return CaptureError(
-        f"model_type {model_type!r} cannot be traced from its configuration alone: it fails{module_of(failure)}"
-        f"{place_of(failure)}: {described(failure)}; give it with the inputs that it needs as a module of your own "
-        "(package.module:factory)"
-    )
-
-
-def _plain(value: object) -> str:
+def _word_for(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -190,17 +151,23 @@ def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> O
     found = shipped.shipped_graph(wanted.family, wanted.dimensions)
     if found is not None:
         return replace(found, name=wanted.name)
+
+    def traced() -> OperatorGraph:
+        from traincast.graph.traced import trace_family
+
+        return trace_family(wanted.name, wanted.spec, seq=wanted.seq, progress=progress)
+
     content = {
         "name": wanted.name,
         "family": wanted.family,
         "parameters": dict(wanted.parameters),
         "seq": wanted.seq,
     }
-    return _kept(graph_cache.cache_key(content) if use_cache else "", lambda: _traced(wanted, progress))
+    return _kept(graph_cache.cache_key(content) if use_cache else "", traced)
 
 
 def _kept(key: str, trace: Callable[[], OperatorGraph]) -> OperatorGraph:
-    """The graph that the cache has under ``key``, or a new one, which it then has; without a key only a new one."""
+    """Return the cached graph of ``key``; if there is none, trace it and cache it. Without a key, nothing is cached."""
     found = graph_cache.cached(key) if key else None
     if found is not None:
         return found
@@ -211,7 +178,7 @@ def _kept(key: str, trace: Callable[[], OperatorGraph]) -> OperatorGraph:
 
 
 def _digest_of(path: Path) -> str:
-    """A digest of what the file says; empty if it cannot be read, which its reader then says."""
+    """A digest of the file's content; empty if the file cannot be read, which its reader will report."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -225,23 +192,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _traced(wanted: _Wanted, progress: Progress | None) -> OperatorGraph:
-    """Capture the requested model; if PyTorch is missing, the error says why it is needed."""
-    reason = (
-        "while the shipped graphs are of other code (`make graphs` writes them anew),"
-        if shipped.index().is_stale
-        else "a size that does not ship with Traincast,"
-    )
-    length = "" if wanted.seq is None else f" with {wanted.seq} tokens per sample"
-    require_torch(f"tracing {wanted.spec}{length}, {reason}")
-    with without_compiler():
-        return capture_module(zoo.build(wanted.spec, seq=wanted.seq), name=wanted.name, progress=progress)
-
-
-def capture_of_zoo(name: str, layers: int | None = None) -> OperatorGraph:
-    """Trace the zoo's model ``name``, with its own or the given number of layers; nothing shipped or cached is read."""
-    require_torch(f"tracing {name}")
-    with without_compiler():
-        return capture_module(zoo.build(name, layers=layers), name=name)

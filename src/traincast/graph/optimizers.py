@@ -152,5 +152,5 @@ def optimizer_with(states: int) -> str:
 
 
 def optimizer_of_class(torch: str) -> str:
-    """Returns the name of the optimizer that is this class of ``torch.optim``; its own in small letters if unknown."""
+    """Returns the optimizer that is this class of ``torch.optim``; the class in small letters if unknown."""
     return next((name for name, optimizer in OPTIMIZERS.items() if optimizer.torch == torch), torch.lower())

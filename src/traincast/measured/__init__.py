@@ -4,6 +4,6 @@ What a row does not state is chosen as `predict` would choose it, or as its fram
 is a sentence in ``assumed``. A row that cannot be read raises :class:`~traincast.tables.RowError` with the reason.
 """
 
-from traincast.measured.run import Measured, Reading, assumption_kind, count_assumptions
+from traincast.measured.run import Measured, Reading, assumption_kind, count_assumptions, source_of
 
-__all__ = ["Measured", "Reading", "assumption_kind", "count_assumptions"]
+__all__ = ["Measured", "Reading", "assumption_kind", "count_assumptions", "source_of"]

@@ -9,14 +9,18 @@ A dialect has any of these tables::
     [[facts]]                       # what rows do not state: if all cells in `when` match, `state` fills columns
     when = { source = "acme", gpu = "H100" }
     state = { gpus_per_node = 8, interconnect = "8x NDR" }
-    [recipes]                       # and tables of words, which readers of rows declare
+    [recipes]                       # and topics: tables of words, which readers of rows declare
 
 A table of a published source that needs nothing but these is read without a change of code. Files in ``dialects/`` are
 one for each source, and one in ``dialects/common`` for each topic that many share.
 
-A module that reads rows declares the words that it needs as a frozen dataclass: ``Recipes`` has those of the tables
-``[recipes]`` of all shipped dialects. Lists of a source stand before common ones, and its keys replace common ones.
-Patterns are regular expressions; in a list of spellings the first that matches counts.
+A module that reads rows declares a topic as a frozen dataclass: ``Recipes`` has what all shipped dialects say in their
+tables ``[recipes]``. A source adds to the common tables, and its entries in lists stand before common ones. It cannot
+replace what another file says, so no source changes how another is read. Patterns are regular expressions; in a list of
+spellings the first that matches counts. A rule that looks for words in a row names the columns to look in, so no code
+knows which column a publisher uses for what::
+
+    no_update = { columns = "notes", words = 'no optimi[sz]er' }
 """
 
 from __future__ import annotations
@@ -43,6 +47,41 @@ Pattern: TypeAlias = re.Pattern[str]
 Meanings: TypeAlias = tuple[tuple[Pattern, T], ...]
 """Patterns and what each means."""
 _OF_ROWS: Final = ("columns", "words", "facts")
+_NOT_BEFORE: Final = r"(?<!\bno )(?<!\bnot )(?<!\bnon.)(?<!\bwithout )(?<!\bw/o )(?<!\bdisabled )"
+_NOT_AFTER: Final = r"(?!\w*\W{0,3}(?:false|off|disabled|none)\b)"
+"""How texts deny what they name: ``no FSDP``, ``packing=False``."""
+_BETWEEN: Final = " ; "
+"""Stands between the texts of two columns, so that words of one are not read on in the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """Words to look for in a row, in upper or lower case.
+
+    ``columns`` are names with blanks between them. Text that matches ``unless`` is skipped. With ``undenied``, words
+    do not count where the text denies them: ``no FSDP``, ``packing=False``.
+    """
+
+    columns: str
+    words: str
+    unless: str = ""
+    undenied: bool = False
+
+    def find(self, row: Row) -> re.Match[str] | None:
+        """Return the first place of a row that has the words; ``None`` if there is none."""
+        said = _BETWEEN.join(text(row, column) for column in self.columns.split())
+        if self.unless:
+            said = _pattern(self.unless, undenied=False).sub("", said)
+        return _pattern(self.words, undenied=self.undenied).search(said)
+
+    def __call__(self, row: Row) -> bool:
+        """Return whether a row has the words."""
+        return self.find(row) is not None
+
+
+@cache
+def _pattern(words: str, *, undenied: bool) -> Pattern:
+    return re.compile(rf"{_NOT_BEFORE}(?:{words}){_NOT_AFTER}" if undenied else words, re.IGNORECASE)
 
 
 def vocabulary(kind: type[T]) -> T:
@@ -106,6 +145,11 @@ def load_dialect(path: Path) -> Dialect:
     return dialect
 
 
+def shipped() -> Traversable:
+    """Return the folder of the shipped dialects."""
+    return resources.files("traincast.measured").joinpath("dialects")
+
+
 @cache
 def shipped_dialect() -> Dialect:
     """Return the columns, words and facts of all shipped dialects."""
@@ -132,7 +176,7 @@ def _topic(kind: Any) -> Any:
 @cache
 def _merged() -> Mapping[str, Any]:
     """All shipped dialects as one: those of sources, and then the common ones."""
-    folder = resources.files("traincast.measured").joinpath("dialects")
+    folder = shipped()
     files = [*_tomls(folder), *_tomls(folder.joinpath("common"))]
     merged: dict[str, Any] = {}
     for file in files:
@@ -145,11 +189,12 @@ def _tomls(folder: Traversable) -> Sequence[Traversable]:
 
 
 def _add(merged: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add what a further dialect says: lists behind those that are there, and keys that are not there."""
+    """Add what a further dialect says: keys that are not there, and lists behind those that are."""
     for key, value in more.items():
         if isinstance(value, dict):
             _add(merged.setdefault(key, {}), value)
         elif isinstance(value, list) and key in merged:
             merged[key] = [*merged[key], *value]
         else:
-            merged.setdefault(key, value)
+            assert key not in merged, f"two dialects say {key}: {merged[key]!r} and {value!r}"
+            merged[key] = value

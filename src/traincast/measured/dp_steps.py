@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
-from traincast.ask import Ask
 from traincast.cluster import Cluster, Device
-from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
-from traincast.measured.machines import dp_cluster_of
-from traincast.measured.models.language import optimizer_name
+from traincast.measured.machines import cluster_of
 from traincast.measured.models.networks import network_of
+from traincast.measured.programs import Strategies, contained_runtime
 from traincast.measured.rates import as_samples
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
-from traincast.measured.run import Measured, Reading, affirms, contradiction, unstated
-from traincast.measured.spellings import Frameworks, Spellings, optimizer_of, precision_name, supported, updates_weights
+from traincast.measured.run import Measured, Reading, contradiction, source_of, unstated
+from traincast.measured.spellings import Spellings, precision_name
 from traincast.measured.stated import check_stated
+from traincast.measured.strategies import asked
 from traincast.measured.tuning.graph import tuned_graph
 from traincast.measured.tuning.words import trains_adapters, tuning_of
-from traincast.resolve import resolve
-from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
+from traincast.strategy import Runtime, load_precision
 from traincast.strategy.choose import usual_precision
 from traincast.tables import Row, RowError, figure, text, whole
 
 NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
+_SHARDED: Final = 3
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
 _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 16.0)}
@@ -35,7 +34,7 @@ _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 
 
 def group_of(row: Row) -> str:
     """Return what errors are grouped by: the family of the model, or the source if no family is stated."""
-    return text(row, "family") or text(row, "source") or "unknown"
+    return text(row, "family") or source_of(row)
 
 
 def read_run(index: int, row: Row) -> Measured:
@@ -111,11 +110,6 @@ def _accumulation(row: Row) -> int:
     return whole(row, "grad_accum", 1)
 
 
-def request_of(row: Row) -> Request:
-    """Return the request that repeats a row's run; see :func:`read_row`."""
-    return read_row(row).request
-
-
 def read_row(row: Row) -> Reading:
     """Return the request that repeats a row's run, and what was assumed in it.
 
@@ -123,57 +117,45 @@ def read_row(row: Row) -> Reading:
     If a row does not state its sequence length or its recomputation, both are inferred from its memory
     (:mod:`traincast.measured.room`).
     """
-    notes, words = text(row, "notes").lower(), vocabulary(Spellings)
+    words = vocabulary(Strategies)
     assumed: list[str] = []
+    if not text(row, "gpu_model"):
+        raise RowError("gpu_model is not stated")
     devices, batch, sharers = whole(row, "n_gpus"), _batch(row, assumed), _sharers(row)
-    place = dp_cluster_of(row, assumed)
+    place = cluster_of({**row, "gpu": row.get("gpu_model"), "hardware": row.get("system")}, assumed)
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     precision = _as_computed(row, precision, place.device, assumed)
-    runtime = _runtime(row, graph, place, assumed)
+    runtime = contained_runtime(row, graph, place, assumed)
     zero = _stage(row, graph, place, assumed)
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
-    optimizer = updates_weights(row)
-    if optimizer:
-        optimizer_of(row, optimizer_name(graph), assumed)
     accumulate = _accumulation(row)
-    samples = batch * (devices // sharers) * accumulate
-    _say_batch(row, samples, assumed)
-    split = words.tensor_groups.search(notes)
-    tp = int(split[1]) if split else 1
+    tensor = words.tensor_groups.find(row)
+    tp = int(tensor[1]) if tensor else 1
     cp = sharers // tp if sharers % tp == 0 else 1
     if devices % (tp * cp):
         raise RowError(f"{devices} GPUs do not divide into groups of {tp * cp}")
+    if cp > 1 and not any(op.kind is OpKind.ATTENTION for op, _ in graph):
+        raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
+    mesh = words.mesh.find(row)
+    samples = batch * (devices // sharers) * accumulate
+    usual = runtime.defaults.recompute if cp > 1 else "none"
+    in_columns = {
+        **row,
+        **dict.fromkeys(("strategy", "micro_batch")),
+        **{"dp": devices // tp // cp, "tp": tp, "pp": 1, "cp": cp, "ep": 1, "sp": 0},
+        "zero": _SHARDED if mesh else zero,
+        "shard": _shard(devices, int(mesh[1]), int(mesh[2])) if mesh else devices,
+        "recompute": "full" if words.recomputes(row) else usual,
+        "grad_accum": accumulate,
+        "global_batch": samples,
+    }
+    request = asked(in_columns, graph=graph, place=place, runtime=runtime, precision=precision, assumed=assumed)
+    _say_batch(row, samples, assumed)
     if cp > 1:
-        if not any(op.kind is OpKind.ATTENTION for op, _ in graph):
-            raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
         assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
-        assumed.append(unstated("recompute", runtime.defaults.recompute))
-    mesh = words.mesh.search(notes)
-    strategy = Strategy(
-        dp=devices // tp // cp,
-        tp=tp,
-        cp=cp,
-        num_microbatches=accumulate,
-        zero=3 if mesh else zero,  # type: ignore[arg-type]
-        shard=_shard(devices, int(mesh[1]), int(mesh[2])) if mesh else 0,
-        recompute="full"
-        if affirms(notes, "gradient checkpointing")
-        else runtime.defaults.recompute
-        if cp > 1
-        else "none",
-        tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
-    )
-    ask = Ask(
-        model=graph,
-        cluster=place,
-        strategy=strategy,
-        runtime=runtime,
-        precision=supported(precision, place.device, assumed),
-        global_batch=samples,
-        optimizer=optimizer,
-    )
-    reading = Reading(request=resolve(ask).request, assumed=tuple(assumed))
+        assumed.append(unstated("recompute", usual))
+    reading = Reading(request=request, assumed=tuple(assumed))
     return check_stated(row, in_room(row, reading, read_row))
 
 
@@ -200,7 +182,7 @@ def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -
 
     fp32 says how numbers are stored. A row may say that TF32 is off.
     """
-    denied = vocabulary(Spellings).no_tf32.search(f"{text(row, 'precision')} {text(row, 'notes')}")
+    denied = vocabulary(Spellings).no_tf32(row)
     if precision != "fp32" or denied or not device.supports(load_precision("tf32").linear.value):
         return precision
     assumed.append(unstated("TF32 for products of fp32", "on, as by default"))
@@ -209,10 +191,11 @@ def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -
 
 def _stage(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> int:
     """Return the stage of ZeRO: as stated, or with DeepSpeed the least whose states fit on a device."""
-    stated = vocabulary(Spellings).zero.search(text(row, "notes").lower())
+    words = vocabulary(Strategies)
+    stated = words.zero.find(row)
     if stated is not None:
         return int(stated[1])
-    if vocabulary(Frameworks).shards_states not in text(row, "framework").lower():
+    if not words.shards_states(row):
         return 0
     room = place.device.memory_bytes / graph.num_parameters
     found = next((stage for stage, (own, shared) in _STATE_BYTES.items() if own + shared / place.num_devices < room), 3)
@@ -236,45 +219,7 @@ def _tuned(
     adapted = trains_adapters(row)
     own, shared = _STATE_BYTES[zero]
     needs = (own + shared / place.num_devices) * graph.num_parameters
-    if not adapted and "fine-tun" in text(row, "notes").lower() and needs > place.device.memory_bytes:
+    if not adapted and vocabulary(Strategies).fine_tunes(row) and needs > place.device.memory_bytes:
         assumed.append(f"full training needs {needs / 1e9:.0f} GB per device, more than it has: adapters")
         adapted = True
     return tuned_graph(row, graph, runtime, tuning_of(row, method="lora"), assumed) if adapted else graph
-
-
-def _runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> Runtime:
-    """Return the runtime of a row's framework; the container, numbered by year and month, tells PyTorch 1 from 2.
-
-    If it is not stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
-    """
-    habits = vocabulary(Frameworks)
-    framework = habits.tensorflow.sub("TensorFlow", text(row, "framework"))
-    released = figure(row, "container")
-    if framework.lower() == "pytorch" and released is not None and released < habits.pytorch_2:
-        framework = habits.pytorch_1_as
-    elif framework.lower() == "pytorch" and released is None:
-        own = graph.name.partition("-")[0] not in habits.in_library
-        old = own and any(op.kind is OpKind.ATTENTION for op, _ in graph)
-        assumed.append(unstated("release of PyTorch", 1 if old else 2))
-        framework = habits.pytorch_1_as if old else framework
-    if framework.lower().startswith("tensorflow"):
-        compiled = _compiled(row) or place.device.architecture == habits.compiled_architecture
-        framework = f"{framework} XLA" if compiled else framework
-        if not text(row, "xla"):
-            assumed.append(unstated("XLA", "on" if compiled else "off"))
-    try:
-        return find_runtime(framework)
-    except UnknownNameError:
-        said = (
-            f"framework {framework!r} not known: {habits.otherwise}"
-            if framework
-            else unstated("framework", habits.otherwise)
-        )
-        assumed.append(said)
-        return load_runtime(habits.otherwise)
-
-
-def _compiled(row: Row) -> bool:
-    """Return whether XLA compiled the graph, as stated or as the model's recipe does with mixed precision."""
-    stated, model = text(row, "xla").lower(), vocabulary(Frameworks).compiled_with_amp
-    return stated == "yes" or (not stated and model in text(row, "model").lower() and "amp" in text(row, "precision"))

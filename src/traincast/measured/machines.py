@@ -10,13 +10,12 @@ from traincast.cluster.interconnect import says_adapters, says_network, usual_co
 from traincast.cluster.match import open_variants, stated_memory
 from traincast.cluster.topology import part_of_node
 from traincast.errors import TraincastError, UnknownNameError
-from traincast.measured.dialect import Pattern, vocabulary
+from traincast.measured.dialect import Said, vocabulary
 from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text, whole
 from traincast.units import GIB
 
 _SAME_POWER: Final = 0.05
-_USUAL_PER_NODE: Final = 8
 _SAME_MEMORY: Final = 0.1
 """How far stated memory may be from that of the catalog: usable and whole memory differ."""
 _NETWORK: Final = "network between nodes"
@@ -26,12 +25,12 @@ _NETWORK: Final = "network between nodes"
 class Machines:
     """What rows say of their machines; comments in ``machines.toml`` explain each entry."""
 
-    power: Pattern
-    slices: dict[str, Pattern]
+    power: Said
+    slices: tuple[Said, ...]
     with_processor: tuple[str, ...]
-    nvlink: Pattern
-    memory_in_use: Pattern
-    saves_memory: Pattern
+    nvlink: Said
+    memory_in_use: Said
+    saves_memory: Said
     padded_lengths: tuple[int, ...]
     padded_encoders: tuple[str, ...]
 
@@ -45,32 +44,31 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
     raise RowError(f"{devices} GPUs do not fill nodes of {cluster.devices_per_node}")
 
 
-def cluster_of(row: Row, assumed: list[str]) -> Cluster:
-    """Return the nodes that a row of language-model steps ran on, by its own columns."""
+def cluster_of(row: Row, assumed: list[str], *, instead: str = "") -> Cluster:
+    """Return the nodes that a row ran on, by its own columns; ``instead`` says what helps if its device is unknown."""
     gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
     if not gpu:
         raise RowError("gpu is not stated")
-    form = f"{system} sxm" if vocabulary(Machines).nvlink.search(network) else system
+    words, memory = vocabulary(Machines), figure(row, "gpu_mem_gb")
+    form = f"{system} sxm" if words.nvlink(row) else system
     try:
-        device = find_device(gpu, None, form)
+        device = find_device(gpu, memory, form)
     except UnknownNameError:
-        raise RowError(
-            f"device {gpu[:60]!r} is not in the catalog: describe it in a TOML file and give --cluster"
-        ) from None
-    device = _with_memory(device, stated_memory(gpu) or stated_memory(system), assumed)
-    devices = whole(row, "n_gpus")
-    stated = whole(row, "gpus_per_node", usual_count(device))
-    most = min(devices, stated)
+        raise RowError(f"device {gpu[:60]!r} is not in the catalog{instead}") from None
+    device = _with_memory(device, memory or stated_memory(gpu) or stated_memory(system), assumed)
+    devices, nodes, stated = whole(row, "n_gpus"), whole(row, "n_nodes", 0), whole(row, "gpus_per_node", 0)
+    if nodes and (devices % nodes or (stated and nodes * min(stated, devices) != devices)):
+        raise RowError(f"n_gpus={devices}, n_nodes={nodes} and {stated} GPUs per node contradict each other")
+    most = min(devices, stated or (devices // nodes if nodes else usual_count(device)))
     per_node = next(d for d in range(most, 0, -1) if devices % d == 0)
-    if len(open_variants(gpu, None, form)) > 1:
+    if len(open_variants(gpu, memory, form)) > 1:
         assumed.append(unstated("GPU variant", device.name))
-    if devices > 1 and figure(row, "gpus_per_node") is None:
+    if devices > 1 and not stated and not nodes:
         assumed.append(unstated("GPUs per node", per_node))
     elif per_node < most:
         assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
-    place = _nodes(device, devices, per_node, network, system, assumed)
-    place = in_slices(row, place)
-    power = vocabulary(Machines).power.search(" ".join((gpu, system, text(row, "notes"))))
+    place = in_slices(row, _nodes(device, devices, per_node, network, system, assumed))
+    power = words.power.find(row)
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
         assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
     return place
@@ -80,35 +78,11 @@ def in_slices(row: Row, place: Cluster) -> Cluster:
     """Return the nodes of a torus in as many slices as a row states; other nodes, and nodes without a count, as is."""
     if place.intra_topology != "torus":
         return place
-    said = (pattern.search(text(row, column)) for column, pattern in vocabulary(Machines).slices.items())
-    found = next(filter(None, said), None)
+    found = next(filter(None, (said.find(row) for said in vocabulary(Machines).slices)), None)
     slices = int(found[1]) if found else 0
     if slices < 1 or place.num_nodes % slices:
         return place
     return replace(place, domain_nodes=place.num_nodes // slices)
-
-
-def dp_cluster_of(row: Row, assumed: list[str]) -> Cluster:
-    """Return the nodes that a row of data-parallel steps ran on, by its own columns."""
-    gpu, system, memory = text(row, "gpu_model"), text(row, "system"), figure(row, "gpu_mem_gb")
-    if not gpu:
-        raise RowError("gpu_model is not stated")
-    try:
-        device = find_device(gpu, memory, system)
-    except UnknownNameError:
-        raise RowError(f"device {gpu[:60]!r} is not in the catalog") from None
-    device = _with_memory(device, memory or stated_memory(gpu), assumed)
-    devices, nodes, stated = whole(row, "n_gpus"), figure(row, "n_nodes"), figure(row, "gpus_per_node")
-    per_node = max(1, min(devices, round(stated or (devices / nodes if nodes else _USUAL_PER_NODE))))
-    if devices % per_node:
-        raise RowError(f"{devices} GPUs do not fill nodes of {per_node}")
-    if nodes and nodes * per_node != devices:
-        raise RowError(f"n_gpus={devices}, n_nodes={nodes:g} and {per_node} GPUs per node contradict each other")
-    if len(open_variants(gpu, memory, system)) > 1:
-        assumed.append(unstated("GPU variant", device.name))
-    if devices > 1 and not stated and not nodes:
-        assumed.append(unstated("GPUs per node", per_node))
-    return _nodes(device, devices, per_node, text(row, "interconnect"), system, assumed)
 
 
 def _nodes(  # noqa: PLR0917

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from traincast.cluster import Device
-from traincast.measured.dialect import meaning, vocabulary
+from traincast.measured.dialect import Meanings, Said, meaning, vocabulary
 from traincast.measured.run import unstated
-from traincast.measured.tuning.words import Tunings
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, number, text
 from traincast.units import GB
@@ -28,6 +27,16 @@ class Units:
     memories: dict[str, float]
     slow: float
     fast: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memories:
+    """Which memory of a row is that of training, and how it was counted; comments in ``tunings.toml`` explain each."""
+
+    other: Said
+    prefers_other: Said
+    high: Said
+    kinds: Meanings[MemoryKind]
 
 
 def stated_bytes(row: Row) -> float | None:
@@ -78,15 +87,14 @@ def memory_of(row: Row) -> MemoryFigure | None:
     """
     if text(row, "judge_memory").lower() in ("false", "0"):
         return None
-    other, other_kind = number(row, "mem_other_gb"), text(row, "mem_other_kind").lower()
-    words, notes = vocabulary(Tunings), text(row, "notes").lower()
-    if other and (words.other_figure.search(other_kind) or words.prefer_other.search(notes)):
-        high = words.high_figure.search(other_kind) is not None
-        return MemoryFigure(nbytes=other * _first_word(row), kind=_kind(other_kind), high=high)
+    other, words = number(row, "mem_other_gb"), vocabulary(Memories)
+    if other and (words.other(row) or words.prefers_other(row)):
+        kind = _kind(text(row, "mem_other_kind"))
+        return MemoryFigure(nbytes=other * _first_word(row), kind=kind, high=words.high(row))
     amount = number(row, "mem_gb")
     if not amount or amount <= 0.0:
         return None
-    return MemoryFigure(nbytes=amount * _first_word(row), kind=_kind(text(row, "mem_kind").lower()))
+    return MemoryFigure(nbytes=amount * _first_word(row), kind=_kind(text(row, "mem_kind")))
 
 
 def _first_word(row: Row) -> float:
@@ -96,11 +104,11 @@ def _first_word(row: Row) -> float:
 
 
 def _kind(written: str) -> MemoryKind | Literal[""]:
-    return meaning(vocabulary(Tunings).memory_kinds, written) or ""
+    return meaning(vocabulary(Memories).kinds, written.lower()) or ""
 
 
 def usual_kind(runtime: Runtime, assumed: list[str]) -> MemoryKind:
-    """Return how the memory of a row that does not say it was counted: as the program's own log does, if it has one."""
+    """Return how the memory of a row that does not say it was counted: as the log of its framework counts it."""
     kinds: dict[str, MemoryKind] = {"allocated": "allocated", "reserved": "reserved", "device": "nvidia-smi"}
     found = kinds[runtime.memory.counter]
     assumed.append(unstated("kind of memory", found))

@@ -11,7 +11,7 @@ from traincast.measured.dialect import vocabulary
 from traincast.measured.recipes import speech_of
 from traincast.measured.spellings import Spellings
 from traincast.strategy import Request
-from traincast.tables import Row, RowError, figure, text
+from traincast.tables import Row, RowError, figure
 
 _MOST_OF_PEAK: Final = 3.0
 """Multiple of the peak rate that no step reaches, not even with Winograd's or Fourier's convolutions."""
@@ -67,7 +67,7 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
 
 def masked_rates(row: Row) -> bool:
     """Return whether the notes of a row say that its rates leave out masked scores of attention."""
-    return vocabulary(Spellings).masked_rates.search(text(row, "notes")) is not None
+    return vocabulary(Spellings).masked_rates(row)
 
 
 def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:

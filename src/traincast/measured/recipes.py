@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.measured.dialect import Pattern, vocabulary
-from traincast.measured.run import affirms
+from traincast.measured.dialect import Pattern, Said, vocabulary
 from traincast.tables import Row, text
 
 
@@ -57,8 +56,9 @@ class Recipes:
     """What scripts do; comments in ``recipes.toml`` explain each entry."""
 
     recipes: tuple[Recipe, ...]
-    tuned: Pattern
-    grouped: Pattern
+    tuned: Said
+    grouped: Said
+    packed: Said
     image_s: float
     images: tuple[str, ...]
     decoders: tuple[str, ...]
@@ -80,7 +80,7 @@ def speech_of(family: str) -> Speech | None:
 def packed_tokens(row: Row) -> int:
     """Return the mean length of the texts that a row packs into each sequence; 0 if it packs none that are known."""
     recipe = recipe_of(row)
-    return recipe.mean if recipe is not None and affirms(text(row, "notes"), r"\bpack(?:ed|ing)\b") else 0
+    return recipe.mean if recipe is not None and vocabulary(Recipes).packed(row) else 0
 
 
 def grouped_by_length(row: Row) -> str:
@@ -89,7 +89,7 @@ def grouped_by_length(row: Row) -> str:
     LDDL pads a batch to its longest text, and takes the texts of a batch from one bin. By its documentation, bins of 32
     to 256 tokens make BERT's steps with 512 tokens 1.76 to 1.40 times as fast; rows say nothing of their bins.
     """
-    if not vocabulary(Recipes).grouped.search(text(row, "notes").lower()):
+    if not vocabulary(Recipes).grouped(row):
         return ""
     return "bins of the loader that groups texts by length not stated: all texts as long as the row says"
 
@@ -101,7 +101,7 @@ def loading_s(row: Row, *, family: str, architecture: str, batch: int) -> float:
     do not say that they fine-tune a model have none here.
     """
     habits = vocabulary(Recipes)
-    if not habits.tuned.search(" ".join(text(row, key) for key in ("family", "model", "notes"))):
+    if not habits.tuned(row):
         return 0.0
     recipe = recipe_of(row)
     if recipe is not None and recipe.on_device and architecture in habits.decoders:

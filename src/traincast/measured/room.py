@@ -19,7 +19,7 @@ from traincast.measured.recipes import recipe_of
 from traincast.measured.run import Reading, unstated
 from traincast.strategy import Request
 from traincast.strategy.prepare import memory_by_stage, prepare
-from traincast.tables import Row, RowError, figure, text
+from traincast.tables import Row, RowError, figure
 
 _SURE: Final = 1.25
 """How far forecast memory must be from what a row states, or from what its device has, to say anything: forecasts of
@@ -37,7 +37,7 @@ def in_room(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Readi
 def _lengthened(row: Row, reading: Reading, read: Callable[[Row], Reading]) -> Reading:
     """Return the reading with the usual length whose forecast memory is nearest to the stated one."""
     words, request = vocabulary(Machines), reading.request
-    stated = words.memory_in_use.search(text(row, "notes").lower())
+    stated = words.memory_in_use.find(row)
     name = request.graph.name.partition(":")[0].partition("-")[0]
     recipe = recipe_of(row)
     if (
@@ -63,8 +63,7 @@ def _recomputed(row: Row, reading: Reading) -> Reading:
     """Return the reading with full recomputation if no device could hold the activations of a transformer otherwise."""
     request, has = reading.request, reading.request.cluster.device.memory_bytes
     attends = any(op.kind is OpKind.ATTENTION for op, _ in request.graph)
-    saves = vocabulary(Machines).saves_memory.search(text(row, "notes").lower())
-    if request.strategy.recompute != "none" or not attends or saves:
+    if request.strategy.recompute != "none" or not attends or vocabulary(Machines).saves_memory(row):
         return reading
     needs = needed_bytes(request)
     if needs <= _SURE * has:

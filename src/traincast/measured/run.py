@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Final
 
 from traincast.strategy import Request
-
-_NOT_BEFORE: Final = r"(?<!\bno )(?<!\bnot )(?<!\bnon.)(?<!\bwithout )(?<!\bw/o )(?<!\bdisabled )"
-_NOT_AFTER: Final = r"(?!\w*\W{0,3}(?:false|off|disabled|none)\b)"
-"""How notes deny what they name: ``no FSDP``, ``packing=False``."""
+from traincast.tables import Row, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +38,14 @@ class Measured:
     assumed: tuple[str, ...] = ()
 
 
+def source_of(row: Row) -> str:
+    """Return what errors are grouped by: the source of the row."""
+    return text(row, "source") or "unknown"
+
+
 def unstated(what: str, value: object) -> str:
     """Return the sentence for something that a row does not state and that is taken to be ``value``."""
     return f"{what} not stated: {value}"
-
-
-def affirms(said: str, words: str) -> bool:
-    """Return whether a text names one of ``words``, a pattern in lower case, and does not deny it.
-
-    >>> affirms("No gradient checkpointing", "checkpointing"), affirms("packing=False", "packed|packing")
-    (False, False)
-    """
-    return _affirmed(words).search(said.lower()) is not None
-
-
-@cache
-def _affirmed(words: str) -> re.Pattern[str]:
-    return re.compile(rf"{_NOT_BEFORE}(?:{words}){_NOT_AFTER}")
 
 
 def contradiction(column: str, other: str, taken: object) -> str:

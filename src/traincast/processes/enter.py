@@ -1,4 +1,4 @@
-"""Becomes a program in a network namespace, on chosen cores, that dies with its parent.
+"""Runs a program in a network namespace and on chosen cores; the program dies with its parent.
 
 This file is run as a program: ``enter.py PARENT NAMESPACE CORES CLASS WORD…``. ``NAMESPACE`` is the path of a network
 namespace or ``-``, ``CORES`` a list such as ``0,1`` or ``-``, ``CLASS`` is ``urgent`` or ``-``. It imports only the

@@ -1,4 +1,4 @@
-"""What several verbs of ``profile`` ask alike."""
+"""Options that several verbs of ``profile`` share."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ def canonical(operator: Operator) -> Operator:
         operator,
         scope="",
         saved=(),
-        inputs=_plain(operator.inputs),
-        outputs=_plain(operator.outputs),
-        parameters=_plain(operator.parameters),
+        inputs=_without_batch(operator.inputs),
+        outputs=_without_batch(operator.outputs),
+        parameters=_without_batch(operator.parameters),
         attributes=dict(operator.attributes),
     )
 
 
-def _plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def _without_batch(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t.shape, t.dtype) for t in specs)
 
 

@@ -1,9 +1,10 @@
-"""Estimates for ranks that differ: each rank has the times of its own device, its own links and its own batch."""
+"""Ranks that differ: the times of each on its own device, links and batch, and shares of the batch that suit them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,16 @@ from traincast.cluster import Cluster
 from traincast.estimate import Estimates
 from traincast.graph import Operator
 from traincast.report.assemble import bundle_uses
-from traincast.report.report import BundleUse
+from traincast.report.report import BundleUse, Report
 from traincast.simulate.conditions import crossing_nodes
-from traincast.strategy import Lowered, Plan
+from traincast.strategy import Lowered, Plan, Request
+from traincast.strategy.mesh import Mesh
+from traincast.strategy.uneven import balanced_shares
+from traincast.units import format_seconds
 from traincast.work import Work
+
+_WORTH: Final = 0.99
+"""Uneven shares are proposed if they shorten the step at least to this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +83,30 @@ def _mean_uses(uses: Sequence[Sequence[BundleUse]], variant_of: Sequence[int]) -
         replace(of[0], **{name: mean(of, name) for name in ("covered", "operators", "collectives")})
         for of in zip(*uses, strict=True)
     )
+
+
+def advice_of(
+    request: Request,
+    mesh: Mesh,
+    step_s: float,
+    computing_s: npt.NDArray[np.float64],
+    forecast: Callable[[Request], Report],
+) -> tuple[str, ...]:
+    """Return a line with shares of the batch that shorten the step, if replicas differ in speed.
+
+    A step takes ``step_s``. ``computing_s`` has the seconds that each rank computes. ``forecast``
+    returns the report of a request with other shares.
+    """
+    strategy = request.strategy
+    if not request.cluster.parts:
+        return ()
+    if strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
+        return ()
+    shares = balanced_shares(strategy, mesh, request.global_batch, computing_s)
+    if not shares:
+        return ()
+    balanced = forecast(replace(request, strategy=replace(strategy, shares=shares)))
+    if not balanced.fits or balanced.step_s > _WORTH * step_s:
+        return ()
+    text, now, would = ":".join(map(str, shares)), *map(format_seconds, (step_s, balanced.step_s))
+    return (f"replicas differ in speed: with shares={text}, a step would take {would} instead of {now}",)

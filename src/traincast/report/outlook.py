@@ -169,11 +169,11 @@ def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Bre
 def _uncalibrated(
     request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown
 ) -> tuple[float, float]:
-    """Return the multiples of a step's forecast between which it is in 90 % of cases, without a calibration.
+    """Return the 90 % interval of a step without a calibration, as two multiples of its forecast.
 
-    The larger the share of the works that were measured, the nearer they are to :data:`COMPOSED`; the larger that of
-    works which were measured at another size, the nearer to :data:`CARRIED_OVER`. Both are widened to what repeats of
-    the measurements say. ``mean`` is the step's breakdown.
+    The ends are means, weighted by time: :data:`COMPOSED` for works that were measured, :data:`CARRIED_OVER` for works
+    that were measured at another size, and the interval of :mod:`traincast.report.uncertainty` for all others. The
+    first two are widened if repeats of the measurements differ by more. ``mean`` is the step's breakdown.
     """
     low_s, high_s = interval(plan, estimates)
     step = max(step_s, 1e-12)

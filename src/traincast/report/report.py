@@ -70,9 +70,9 @@ class BundleUse:
 class UnsearchedChoice:
     """How Traincast chose a strategy without a search.
 
-    It is the fastest of ``timed`` strategies that fit or, if that is one at most, the first that fits. If it does not
-    (``fits``), no strategy was found that does, and it needs the least memory of all that were tried. A search could
-    shorten the step by about ``most_gain`` of its time at most; None if that is not known.
+    The strategy is the fastest of ``timed`` strategies that fit; if at most one was timed, it is the first that fits.
+    If ``fits`` is false, none was found that fits, and this one needs the least memory of those tried. A search could
+    shorten the step by at most about the share ``most_gain`` (None: not known).
     """
 
     fits: bool
@@ -102,6 +102,9 @@ class Report(Brief):
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
     time of this plan on these devices. ``choice`` says how the strategy was chosen, unless it was stated. ``split``
     divides the step by what bounds it, and the time of every operator.
+
+    It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
+    would need a property for every figure to keep both.
     """
 
     model: str

@@ -22,7 +22,6 @@ from traincast.strategy.plan import Category, Plan
 from traincast.work import Collective, HostCopy, Transfer, Work, demand_of
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 PARTS: Final = ("computation", "memory_access", "communication", "host_copies", "host")
 """The parts of a work's time."""

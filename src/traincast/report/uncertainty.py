@@ -20,7 +20,7 @@ from traincast.strategy.releases import has_experts
 StepKind: TypeAlias = Literal["language", "strained", "experts", "images", "other"]
 
 LEAST: Final = 0.2
-"""Added to a propagated end, as the root of the sum of squares: no works are so sure that a step is."""
+"""Added to each end of the propagated interval, as the root of the sum of squares: steps are less sure than works."""
 FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
     "language": (0.63, 0.83),
     "strained": (0.63, 4.22),
@@ -54,7 +54,7 @@ def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
 
 
 def widened(kind: StepKind, *, below: float, above: float) -> tuple[float, float]:
-    """Return the multiples of its forecast between which a step of this kind is in 90 % of cases.
+    """Return the 90 % interval of a step of this kind, as two multiples of its forecast.
 
     ``below`` and ``above`` are the ends of its propagated interval, as positive logarithms.
     """

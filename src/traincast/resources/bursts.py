@@ -26,19 +26,15 @@ s = min(1, max(0, (x - m) / (M - m))). From there:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.estimate.resource_use import ResourceUse
 from traincast.units import format_seconds
 
-RESOURCES: Final = ("compute", "memory", "receive", "send")
-"""Use of the device, use of its memory's bandwidth, network received, network sent."""
-FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
-"""The figures of each resource: share of the peak in a burst, its mean duration, and the mean pause after it."""
-Pattern = Literal["idle", "bursts", "busy"]
 Samples = npt.NDArray[np.float64]
 
 _UNUSED: Final = 0.01
@@ -52,34 +48,13 @@ _DIP: Final = 1
 _RIPPLE: Final = 0.2
 """Rises within this share of the distance between the two means, at its lower and its upper end, are no bursts."""
 _CARRIED: Final = 2.5
-"""Samples that a burst, or a pause, lasts at least on average if its length is told."""
+"""If bursts, or pauses, last fewer samples than this on average, their length is not known."""
 _DISTINCT: Final = 2.0 / 3.0
 """Share of the bursts that must remain if dips were one sample longer; otherwise their number is not known."""
 _INSIDE: Final = 0.25
 """Samples inside each burst, or pause, from which its level is known; with fewer, the mean of its group stands in."""
 
 _ROUNDING: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceUse:
-    """How one resource is used: amounts as a share of its peak, durations as means over all bursts in seconds.
-
-    An idle resource has no burst: ``burst_s`` is 0, ``idle_s`` the whole time seen. A busy one has no pause:
-    ``idle_s`` is 0, ``burst_s`` the whole time seen, ``burst_amount`` the mean over it. A figure that the samples
-    cannot carry is ``None``, and ``refused`` says why, by the name of the figure.
-    """
-
-    burst_amount: float | None
-    burst_s: float | None
-    idle_s: float | None
-    pattern: Pattern
-    refused: dict[str, str] = field(default_factory=dict, hash=False)
-
-    def figure(self, name: str) -> float | None:
-        """One of :data:`FIGURES`."""
-        value: float | None = getattr(self, name)
-        return value
 
 
 def use_of(samples: Samples, *, period_s: float, repeats: bool = False) -> ResourceUse:
@@ -100,7 +75,7 @@ def use_of(samples: Samples, *, period_s: float, repeats: bool = False) -> Resou
     low, high = float(samples[~bursting].mean()), float(samples[bursting].mean())
     raw = np.clip((samples - low) / (high - low), 0.0, 1.0)
     share = _filled(raw, _DIP, repeats=repeats)
-    if _plain(share).mean() >= _BUSY:
+    if _without_ripples(share).mean() >= _BUSY:
         return busy
     cycles = _Cycles.of(share, repeats=repeats)
     amount = _level(samples, share, cycles, high, repeats=repeats)
@@ -146,7 +121,7 @@ def two_means(samples: Samples) -> float:
     count = np.arange(1, len(ordered))
     sums = np.cumsum(ordered)
     below, above = sums[:-1], sums[-1] - sums[:-1]
-    between = below**2 / count + above**2 / (len(ordered) - count)  # what the variance within the groups lacks
+    between = below**2 / count + above**2 / (len(ordered) - count)  # largest where groups vary least
     between[ordered[:-1] == ordered[1:]] = -np.inf  # equal samples stay together
     cut = int(between.argmax())
     return float((ordered[cut] + ordered[cut + 1]) / 2)
@@ -166,10 +141,10 @@ def resampled(times_s: Samples, totals: Samples, *, period_s: float) -> Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycles:
-    """The ``part`` of the samples that has whole cycles; if they do not ``turn``, they have no whole one.
+    """The ``part`` of the samples that consists of whole cycles; ``turn`` is false if there is no whole cycle.
 
     A step that repeats is whole. An observation has whole cycles between two starts of bursts or, if it has only one
-    start, between two ends; if it has neither, all of it counts as one cycle at least.
+    start, between two ends. If it has neither, all of it counts as at least one cycle.
     """
 
     part: slice
@@ -188,13 +163,13 @@ class _Cycles:
 
     def count(self, share: Samples) -> float:
         """The number of bursts in them."""
-        plain = _plain(share[self.part])
+        even = _without_ripples(share[self.part])
         if self.turn:
-            return float(np.abs(plain - np.roll(plain, 1)).sum()) / 2.0
-        return max(1.0, float(np.abs(np.diff(plain)).sum()) / 2.0)
+            return float(np.abs(even - np.roll(even, 1)).sum()) / 2.0
+        return max(1.0, float(np.abs(np.diff(even)).sum()) / 2.0)
 
 
-def _plain(share: Samples) -> Samples:
+def _without_ripples(share: Samples) -> Samples:
     """Shares without ripples: stretched, so that small differences from 0 and 1 vanish."""
     return np.clip((share - _RIPPLE) / (1.0 - 2.0 * _RIPPLE), 0.0, 1.0)
 
@@ -215,7 +190,7 @@ def _level(samples: Samples, share: Samples, cycles: _Cycles, otherwise: float, 
 
 
 def _moved(share: Samples, by: int, *, repeats: bool) -> Samples:
-    """Shares ``by`` samples later; an observation goes on as it begins and ends."""
+    """Shares moved ``by`` samples later; if they do not repeat, the first or the last share fills the gap."""
     if repeats:
         return np.roll(share, by)
     return share[np.clip(np.arange(len(share)) - by, 0, len(share) - 1)]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
+from traincast.estimate.resource_use import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import Curves, uses_of
 
 Floats = npt.NDArray[np.float64]

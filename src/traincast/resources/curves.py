@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import RESOURCES, ResourceUse, use_of
+from traincast.resources.bursts import use_of
 from traincast.resources.draws import WatchedLinks, network_of
 from traincast.resources.spans import SpanDraws, held_levels, rows_of
 from traincast.simulate import Timeline
@@ -126,9 +127,9 @@ def curves_of(
     stretch = length / timeline.step_s if timeline.step_s else 1.0
     edges, period_s = _edges(length, hz, most=max(_FEWEST_SAMPLES, min(_MOST_SAMPLES, _MOST_VALUES // len(plan.ranks))))
     for name in names:
-        events = held_levels(timeline, rows, held) if name == "memory_held" else drawn.levels(name)
+        levels = held_levels(timeline, rows, held) if name == "memory_held" else drawn.levels(name)
         faster = 1.0 if name in ("compute", "memory_held") else stretch
-        shares[name] = np.stack([_sampled(*of_row, timeline.step_s, edges / stretch) / faster for of_row in events])
+        shares[name] = np.stack([_sampled(*of_row, timeline.step_s, edges / stretch) / faster for of_row in levels])
     return Curves(
         period_s=period_s,
         values=shares,

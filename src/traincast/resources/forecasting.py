@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster.hardware import PROCESSOR
+from traincast.estimate.resource_use import FIGURES, RESOURCES, ResourceUse
 from traincast.forecast import Forecast
 from traincast.resources.ask import HZ
-from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import CURVES, Curves, curves_of, uses_of
 from traincast.simulate import Timeline
 from traincast.strategy import Request
@@ -134,9 +134,10 @@ def _held(forecast: Forecast) -> list[npt.NDArray[np.float64]]:
 
 
 def _end(choose: Any, name: str, uses: Sequence[Mapping[str, ResourceUse]], *, sampled: bool) -> ResourceUse:
-    """The least or greatest of each figure of a resource, and its spread; the pattern is that of the first.
+    """The least or greatest value of each figure of a resource over all ``uses``, widened by the spread of sampling.
 
-    A figure that the first refuses has no interval; one that only another refuses is that of the others.
+    The first of ``uses`` is the expected step. Its pattern is taken, and a figure that it refuses is ``None``. A figure
+    that another one refuses is chosen from the rest.
     """
     expected = uses[0][name]
     found: dict[str, float | None] = {}

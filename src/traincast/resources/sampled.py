@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import FileFormatError, RequestError
-from traincast.resources.bursts import RESOURCES, ResourceUse, resampled
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
+from traincast.resources.bursts import resampled
 from traincast.resources.curves import Curves, uses_of
 from traincast.resources.draws import WatchedLinks
 from traincast.tables import read_arrow

@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.estimate.resource_use import RESOURCES
 from traincast.pages import page_text
-from traincast.resources.bursts import RESOURCES, resampled
+from traincast.resources.bursts import resampled
 from traincast.resources.comparing import ResourceComparison
 from traincast.resources.sampled import MonitoredUse
 
@@ -64,7 +65,7 @@ def compared_page(found: ResourceComparison, about: Mapping[str, Any]) -> str:
 
 
 def _thinned(values: Floats) -> list[float]:
-    """At most so many points as a page has: means of equal parts."""
+    """Thin a curve out to at most as many points as a page shows: means of equal parts."""
     parts = np.array_split(values, min(len(values), _POINTS))
     return _rounded(np.array([part.mean() for part in parts]))
 

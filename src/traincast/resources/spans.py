@@ -32,7 +32,7 @@ class PlacedRows:
     """The rows of a timeline: the node and its figures behind each, and the ranks on every node.
 
     ``clusters`` has the distinct kinds of nodes and ``kind`` the number of each row's; ``on_node`` is as in
-    :class:`traincast.resources.Curves`.
+    :class:`traincast.resources.curves.Curves`.
     """
 
     clusters: tuple[Cluster, ...]
@@ -94,7 +94,7 @@ class SpanDraws:
         return self._added(row, self._start[task], self._end[task], np.where(np.isfinite(rate), rate, 0.0))
 
     def messages(self, row: int) -> dict[int, tuple[float, float]]:
-        """By task, the seconds of the network's peak that ``row`` sends and receives in it."""
+        """Return what ``row`` sends and receives in each task, in seconds of the network's peak."""
         own = np.flatnonzero((self._row == row) & (self._amounts["exchanged"] > 0.0))
         found = {int(self._task[n]): [float(self._amounts["exchanged"][n])] * 2 for n in own.tolist()}
         for side, name in enumerate(("send", "receive")):

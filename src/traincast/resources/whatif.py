@@ -11,9 +11,9 @@ from traincast.ask import verb
 from traincast.cluster import Cluster, load_device
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError
+from traincast.estimate.resource_use import FIGURES, RESOURCES, ResourceUse
 from traincast.forecast import Forecast, forecast, predict
 from traincast.resources.ask import HZ, WhatIfAsk
-from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.forecasting import ResourceForecast, resources_of
 from traincast.strategy import Request, choose_micro_batch
 from traincast.strategy.prepare import for_workers
@@ -52,11 +52,11 @@ class SettingChange:
 class WhatIf:
     """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
 
-    A figure that was 0 before, or that samples cannot carry on one side, has no relative change: it is None. One that
-    is always busy or idle is so for as long as one looks, so the changes of durations are 0 if that stays, and None if
-    it does not. ``ranges`` are the least and the greatest change if the works of both steps take the low, the expected
-    or the high end of their intervals (what a cost model gets wrong, it gets wrong before and after), widened by
-    :data:`CHANGE_SPREAD` if use is sampled.
+    A figure that was 0 before, or that samples cannot carry on one side, has no relative change: it is None. Durations
+    of a resource that is always busy, or always idle, are those of the whole observation. So their change is 0 if the
+    resource stays like that, and None otherwise. ``ranges`` are the least and the greatest change if the works of both
+    steps take the low, the expected or the high end of their intervals (what a cost model gets wrong, it gets wrong
+    before and after), widened by :data:`CHANGE_SPREAD` if use is sampled.
     """
 
     before: Forecast

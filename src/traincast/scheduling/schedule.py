@@ -15,10 +15,12 @@ import numpy as np
 
 from traincast.brief import Brief, BriefTable
 from traincast.errors import RequestError, SimulationError, TraincastError
+from traincast.scheduling.ask import ScheduleAsk
 from traincast.scheduling.check import Oversize, check_fit
 from traincast.scheduling.estimates.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.joblogs.read import NUMBERS, TEXTS, JobLog, load_jobs
+from traincast.scheduling.policies import load_policy
 from traincast.scheduling.policy import Policy
 from traincast.scheduling.queue.costs import Costs
 from traincast.scheduling.queue.engine import simulate
@@ -28,7 +30,7 @@ from traincast.scheduling.queue.outcome import COLUMNS, JobOutcome, Outcome
 from traincast.scheduling.queue.speeds import Speeds
 from traincast.scheduling.space.cluster import SharedCluster
 from traincast.scheduling.space.nodes import MAX_GPUS_PER_NODE, MAX_NODES, load_nodes, read_nodes
-from traincast.scheduling.space.placement import Placement
+from traincast.scheduling.space.placement import Placement, load_placement
 from traincast.tables import to_frame
 from traincast.units import format_seconds
 
@@ -217,9 +219,9 @@ class Schedule(Brief):
 
 
 def schedule(
-    jobs: str | Path | JobLog | Sequence[Job],
+    jobs: str | Path | JobLog | Sequence[Job] | ScheduleAsk,
     *,
-    nodes: int | str | Path | SharedCluster,
+    nodes: int | str | Path | SharedCluster | None = None,
     gpus_per_node: int | None = None,
     policy: str | Policy = "fifo",
     placement: str | Placement = "pooled",
@@ -249,7 +251,13 @@ def schedule(
     models and schedules that are Python code (``package.module:factory``). With ``share``, jobs that meet on a node
     slow one another down, and nodes are ``exclusive``, shared ``blind`` or by ``complementary`` jobs; jobs that span
     racks share the ``uplink`` of each, in bytes/s (0: uplinks limit nobody).
+
+    ``schedule(ask)`` answers what the command line is asked, a ``ScheduleAsk`` of one run, and needs nothing else.
     """
+    if isinstance(jobs, ScheduleAsk):
+        return _answer(jobs)
+    if nodes is None:
+        raise RequestError("nodes is missing: give a number of nodes, such as 5 with gpus_per_node=8, or 5x8")
     cluster, notes = load_shared_cluster(
         nodes,
         gpus_per_node=gpus_per_node,
@@ -277,6 +285,56 @@ def schedule(
 
         queue, placement = queue.sharing(), placement_of(share, placement)
     return queue.run(policy, placement=placement, seed=seed)
+
+
+def _answer(ask: ScheduleAsk) -> Schedule:
+    """Run the one schedule that ``ask`` describes."""
+    policies, shares = ask.policies(), ask.shares()
+    several = {"policies": policies, "shares": shares, "estimates": ask.beliefs(), "loads": ask.loads()}
+    for name, found in {**several, "seeds": ask.every_seed()}.items():
+        if len(found) > 1:
+            raise RequestError(
+                f"the ask compares {len(found)} {name}: schedule() runs one; `traincast schedule` several"
+            )
+    check_names(ask)
+    return prepared(ask).run(policies[0], placement=next(iter(shares.values()), ask.placement), seed=ask.seed)
+
+
+def check_names(ask: ScheduleAsk) -> None:
+    """Refuse an unknown policy or placement before anything runs."""
+    policies = ask.policies()
+    with blaming(*policies, ask.placement, failures=False):
+        for name in policies:
+            load_policy(name)
+        load_placement(ask.placement)
+
+
+def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = None) -> Queue:
+    """Return the queue that ``ask`` describes, with the first of its estimates and loads."""
+    costs, failures = ask.costs(), ask.failures()
+    cluster, notes = load_shared_cluster(
+        ask.nodes_or_file(),
+        gpus_per_node=ask.gpus_per_node,
+        gpu_type=ask.gpu_type,
+        nodes_per_rack=ask.nodes_per_rack or 0,
+        quotas=ask.quotas(),
+        uplink=ask.uplink_rate(),
+    )
+    queue = prepare(
+        read_log(ask.jobs, format=ask.format, drop_invalid=ask.drop_invalid),
+        cluster,
+        estimates=ask.beliefs()[0],
+        costs=costs,
+        failures=failures,
+        load=ask.loads()[0],
+        oversize=ask.oversize,  # type: ignore[arg-type]  # its reader has checked it
+        any_gpu=ask.any_gpu,
+        hardware=ask.hardware_by_type(),
+        allow_code=ask.allow_code,
+        notes=notes,
+        progress=progress,
+    )
+    return queue.sharing() if ask.share is not None else queue
 
 
 def prepare(

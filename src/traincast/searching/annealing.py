@@ -132,6 +132,6 @@ def _one(random: np.random.Generator, values: tuple[T, ...]) -> T:
 
 
 def _beside(random: np.random.Generator, values: tuple[T, ...], value: T) -> T:
-    """Return the value before or after ``value`` among ``values``, which is itself at an end."""
+    """Return the value before or after ``value`` among ``values``; at an end, it may be ``value`` itself."""
     at = values.index(value) + (1 if random.random() < 0.5 else -1)
     return values[min(max(at, 0), len(values) - 1)]

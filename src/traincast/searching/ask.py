@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
-from traincast.ask import Count, Live, Option, Seed, Training, python_only
+from traincast.ask import Count, File, Live, Option, Progress, Seed, Training, python_only
 from traincast.errors import RequestError, UnknownNameError
 from traincast.units import parse_count
 
@@ -18,7 +17,6 @@ else:
     Engine = Request = object
 
 Objective: TypeAlias = Literal["time", "cost", "energy", "memory"]
-Progress: TypeAlias = Callable[[int, int], None]
 OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory")
 CONFIDENCE: Final = 0.8
 """Chance with which a job meets its deadline and budget, unless another is asked for."""
@@ -141,10 +139,8 @@ class SearchAsk(Training):
     engine: Annotated[Engine | None, Live(), python_only("Where the workers run, from load_engine.")] = None
     engine_name: Annotated[str, python_only("The name of the engine, for the answer.")] = "local"
     resume: Annotated[
-        Path | None,
-        Option(
-            "Save finished parts in FOLDER; a later run with the same folder resumes from them.", "FOLDER", read=Path
-        ),
+        File | None,
+        Option("Save finished parts in FOLDER; a later run with the same folder resumes from them.", "FOLDER"),
     ] = None
     progress: Annotated[
         Progress | None, Live(), python_only("Called with the number of finished parts and of all parts.")

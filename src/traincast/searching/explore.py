@@ -58,12 +58,12 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
     series = [found for at in task.degrees for found in families(problem.axes, at, devices, batch)]
     every = [family for found in series for family in found]
     bounds = dict(zip(every, bulk.bounds(every), strict=True)) if bounded else {}
-    series.sort(key=lambda found: (not found[0].plain, min(bounds.get(family, 0.0) for family in found)))
+    series.sort(key=lambda found: (not found[0].keeps_all, min(bounds.get(family, 0.0) for family in found)))
     counts, entries, best = SpaceCounts(), [], task.best_s
     fitting: dict[tuple[object, ...], Fitting] = {}
     for some in _batches(series):
         worth = [[f for f in found if bounds.get(f, 0.0) <= reach * best] for found in some]
-        needed = [[f for f in found if f.plain or not _all(fitting.get(f.place))] for found in worth]
+        needed = [[f for f in found if f.keeps_all or not _all(fitting.get(f.place))] for found in worth]
         counts.behind += sum(map(len, some)) - sum(map(len, worth))
         counts.needless += sum(map(len, worth)) - sum(map(len, needed))
         seen = [[entry for family in found if (entry := bulk.prepare(family))] for found in needed]
@@ -73,8 +73,8 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
             for n, entry in enumerate(found):
                 counts.families += 1
                 family = entry.family
-                larger = bulk.enter(entry, reach * best, None if family.plain else fitting.get(family.place))
-                if bounded and family.plain and not problem.lean:
+                larger = bulk.enter(entry, reach * best, None if family.keeps_all else fitting.get(family.place))
+                if bounded and family.keeps_all and not problem.lean:
                     fitting[family.place] = bulk.fitting(entry)
                 running.append(entry)
                 if not larger:

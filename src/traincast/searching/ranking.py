@@ -18,10 +18,10 @@ from traincast.forecast import Forecast, forecast, job_of
 from traincast.graph import Operator
 from traincast.report import JobForecast, Report
 from traincast.report.job import power_w, price_per_s
-from traincast.report.odds import Odds, odds
 from traincast.searching.answer import Candidate, Naive, Place
 from traincast.searching.ask import Objective
 from traincast.searching.bulk.columns import StrategyColumns
+from traincast.searching.odds import Odds, odds
 from traincast.searching.problem import Limits
 from traincast.searching.space import AXES
 from traincast.searching.sureness import chances, drawn_seconds, ratios, ties

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.ask import JobSettings, verb
+from traincast.ask import JobSettings, Progress, verb
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.estimate import CostModel, EventsCostModel
+from traincast.estimate import CostModel, MeasuredCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
 from traincast.forecast import Forecast
 from traincast.graph import Operator
@@ -23,7 +23,7 @@ from traincast.report.job import steps_of
 from traincast.resolve import cost_model_of, resolve
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
-from traincast.searching.ask import CONFIDENCE, OBJECTIVES, Objective, Progress, SearchAsk
+from traincast.searching.ask import CONFIDENCE, OBJECTIVES, Objective, SearchAsk
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
@@ -66,7 +66,7 @@ def search(ask: SearchAsk) -> Answer:
     cost_model = cost_model_of(ask)
     found = [resolve(replace(ask, cluster=place)) for place in clusters_to_try(ask.cluster, ask.nodes, ask.devices)]
     requests = [each.request for each in found]
-    if isinstance(cost_model, EventsCostModel):
+    if isinstance(cost_model, MeasuredCostModel):
         requests = [replace(request, cluster=cost_model.on(request.cluster)) for request in requests]
     check_possible(cost_model, [request.cluster for request in requests])
     num_steps = steps_of(requests[0].graph, ask.global_batch, tokens=ask.tokens, samples=ask.samples, steps=ask.steps)
@@ -76,7 +76,7 @@ def search(ask: SearchAsk) -> Answer:
     means = _Means(
         searcher=ask.searcher,
         engine=ask.engine or local_engine(),
-        resume=ask.resume,
+        resume=None if ask.resume is None else Path(ask.resume),
         progress=ask.progress,
         seed=ask.seed,
     )

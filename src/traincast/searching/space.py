@@ -147,7 +147,7 @@ class Family:
     offloads_activations: bool
 
     @property
-    def plain(self) -> bool:
+    def keeps_all(self) -> bool:
         """Whether nothing is recomputed or offloaded."""
         return self.recompute == "none" and not self.offloads_activations
 

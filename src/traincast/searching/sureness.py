@@ -5,10 +5,10 @@ by random factors. Candidates share the factors of what they share: hosts have o
 property of the framework; products and memory have one per device; links have one per cluster. So errors of strategies
 on one cluster are correlated, and errors of different devices are not. The spread of a factor is that of measured
 clusters around their forecasts. On a device without measurements it is wider: it includes the errors of estimates for
-devices left out of the fit. A further factor covers what these leave of a step's 90 % interval, so that a search draws
-steps as wide as a forecast of the strategy alone says: one for all uncalibrated clusters, and one per calibrated
-cluster with the spread that its calibration leaves. The last factor is the spread of repeated runs.
-The chance of a candidate is the share of draws in which it is the fastest.
+devices left out of the fit. A further factor covers the part of a step's 90 % interval that these do not explain, so
+that the steps of a search are spread as widely as a forecast of the strategy alone says: one for all uncalibrated
+clusters, and one per calibrated cluster with the spread that its calibration leaves. The last factor is the spread of
+repeated runs. The chance of a candidate is the share of draws in which it is the fastest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from traincast.cluster import FACTORS, Calibration, Cluster
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import Forecast
-from traincast.report.odds import Odds, odds
+from traincast.searching.odds import Odds, odds
 from traincast.simulate.timeline import Evaluator
 
 Floats = npt.NDArray[np.float64]
@@ -116,7 +116,7 @@ class Draws:
 
 
 def _rest(forecast: Forecast, drawn: Floats) -> Odds:
-    """Return the odds of the factor that ``drawn`` times lack to be spread as the interval of ``forecast`` says."""
+    """Return the odds of a further factor, with which ``drawn`` times spread as widely as the forecast's interval."""
     report = forecast.report
     whole = odds(report.step_s, report.low_s, report.high_s, calibrated=False)
     low, middle, high = np.quantile(drawn, (0.05, 0.5, 0.95)).tolist()

@@ -8,7 +8,7 @@ that run at the same time need the event engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,9 +18,8 @@ import numpy.typing as npt
 from traincast.ask import Conditions
 from traincast.errors import RequestError
 from traincast.graph import Operator
-from traincast.simulate.executor import execute
 from traincast.simulate.expand import expand
-from traincast.simulate.timeline import Timeline
+from traincast.simulate.timeline import PlanEngine, Timeline, executed
 from traincast.strategy.mesh import Axis, Group, Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.work import Collective, Transfer, Work
@@ -70,16 +69,7 @@ def under(
     full = expand(_joined(plan, meetings))
     duration = _durations(full, by_kind, kinds=kinds, factors=factors, meetings=meetings)
     dynamic = conditions.interference > 0.0 or conditions.share_links
-    run = _event_engine(full, conditions) if dynamic else execute
-    start, end = run(
-        duration,
-        lane_start=full.lane_start,
-        lanes=full.lanes,
-        predecessor_start=full.predecessor_start,
-        predecessors=full.predecessors,
-        num_lanes=full.num_lanes,
-    )
-    return Timeline(plan=full, start=start, end=end)
+    return executed(full, duration, _event_engine(full, conditions)) if dynamic else executed(full, duration)
 
 
 def _check(plan: Plan, by_kind: Floats, kinds: Ints) -> None:
@@ -184,7 +174,7 @@ def _slowest_member(mesh: Mesh, axes: tuple[Axis, ...], seconds: Floats) -> Ints
     return slowest[leader]
 
 
-def _event_engine(full: Plan, conditions: Conditions) -> Callable[..., tuple[Floats, Floats]]:
+def _event_engine(full: Plan, conditions: Conditions) -> PlanEngine:
     """Return the engine for tasks that slow each other down."""
     from traincast.simulate.event_queue import Uses, execute_queue
 

@@ -9,15 +9,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import RequestError
 from traincast.simulate.event_queue import Uses, execute_queue
 from traincast.strategy.servers.tasks import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_FEWEST_STEPS: Final = 4
-"""Half of the steps are warm-up; a rate needs at least two after it."""
 SERVER_STEPS: Final = 20
 """Steps of every worker that a forecast simulates."""
 
@@ -51,15 +48,6 @@ class ServerTimeline:
     tasks: ServerTasks
     start: Floats
     end: Floats
-
-
-def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = SERVER_STEPS) -> ServerRun:
-    """Simulates ``steps`` steps of every worker, and measures the later half."""
-    if steps < _FEWEST_STEPS or not pieces:
-        raise RequestError(
-            f"{steps} steps of {len(pieces)} pieces: expected at least {_FEWEST_STEPS} steps and 1 piece"
-        )
-    return measure(setup, run_servers(setup, pieces, steps=steps))
 
 
 def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> ServerTimeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = npt.NDArray[np.float64]
+PlanEngine = Callable[..., tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -86,8 +88,12 @@ class Spans:
 
 def simulate(plan: Plan, seconds: npt.NDArray[np.float64]) -> Timeline:
     """Executes ``plan``; ``seconds`` has the time of each of its works."""
-    duration = plan.costs(seconds)[plan.cost]
-    start, end = execute(
+    return executed(plan, plan.costs(seconds)[plan.cost])
+
+
+def executed(plan: Plan, duration: npt.NDArray[np.float64], engine: PlanEngine = execute) -> Timeline:
+    """Executes ``plan`` with the ``duration`` of each of its tasks, by an engine with the arguments of the executor."""
+    start, end = engine(
         duration,
         lane_start=plan.lane_start,
         lanes=plan.lanes,

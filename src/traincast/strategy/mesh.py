@@ -12,7 +12,7 @@ import enum
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from traincast.work import Collective, CollectiveKind
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "etp", "ep", "edp", "shard", "copies"]
-AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
 
 
 class Group(enum.IntEnum):

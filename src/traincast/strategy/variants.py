@@ -43,11 +43,6 @@ class Variants:
     entry: Ints
     of_rank: Ints
 
-    def works_of(self, variant: int) -> list[Work]:
-        """The works of the plan as ranks of ``variant`` do them."""
-        every = [work for works in self.works for work in works]
-        return [every[number] for number in self.entry[variant].tolist()]
-
 
 class _End(NamedTuple):
     """A node at the end of a connection: its NICs, the members of a group there, and the groups that share them."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.ask import Conditions
+from traincast.ask import Ask, Conditions, verb
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import CostModel
@@ -25,6 +25,7 @@ from traincast.testbed.activity import (
     predicted_spans,
     without_waiting,
 )
+from traincast.testbed.ask import CompareAsk
 from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import RunFolder, measured_spans, read_run_folder, read_spans
 from traincast.testbed.outcome import ClassActivity, Comparison, DeviceActivity
@@ -33,21 +34,22 @@ from traincast.testbed.page import Compared, write_comparison
 _SAME_FACTOR: Final = 1e-9
 
 
-def compare_testbed(run: str | Path, *, events: str | Path | None = None, html: str | Path | None = None) -> Comparison:
+@verb(CompareAsk)
+def compare_testbed(ask: CompareAsk) -> Comparison:
     """Forecast the run in the folder ``run``, and compare step time and activities device by device.
 
     This is ``traincast testbed compare``. ``events`` is a folder that ``profile events`` wrote; if omitted, the events
     that the run measured are used. ``html`` is where a page with both timelines is written.
     """
-    folder = Path(run)
-    if html is not None:
+    folder = Path(ask.run)
+    if ask.html is not None:
         inputs = {name: folder / name for name in ("run.json", "spans.parquet", "cluster.toml")}
-        check_outputs({"html": Path(html)}, inputs=inputs)
-    if events is not None and not Path(events).is_dir():
-        raise RequestError(f"events {events}: there is no such folder; `traincast profile events -o` writes one")
-    found = compare(folder, events=None if events is None else Path(events))
-    if html is not None:
-        write_comparison(found, Path(html))
+        check_outputs({"html": Path(ask.html)}, inputs=inputs)
+    if ask.events is not None and not Path(ask.events).is_dir():
+        raise RequestError(f"events {ask.events}: there is no such folder; `traincast profile events -o` writes one")
+    found = compare(folder, events=None if ask.events is None else Path(ask.events))
+    if ask.html is not None:
+        write_comparison(found, Path(ask.html))
     return found.comparison
 
 
@@ -105,8 +107,13 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
 
 def forecast_of(run: Path, record: RunFolder, *, cost_model: CostModel | None = None) -> Forecast:
     """Return the forecast of the run in the folder ``run``; ranks with a factor compute that many times slower."""
+    return predict(replace(ask_of_run(run, record), cost_model=cost_model))
+
+
+def ask_of_run(run: Path, record: RunFolder) -> Ask:
+    """Return what the run in the folder ``run`` trained, as ``predict`` is asked for it."""
     slow = tuple((place.rank, place.factor) for place in record.ranks if abs(place.factor - 1.0) > _SAME_FACTOR)
-    return predict(
+    return Ask(
         record.model,
         cluster=load_cluster(str(run / record.cluster), hosts=True),
         global_batch=record.global_batch,
@@ -114,7 +121,6 @@ def forecast_of(run: Path, record: RunFolder, *, cost_model: CostModel | None = 
         seq=record.seq,
         precision=record.precision,
         runtime=record.runtime,
-        cost_model=cost_model,
         conditions=Conditions(slow=slow) if slow else None,
         use_cache=True,
     )

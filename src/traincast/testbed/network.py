@@ -116,10 +116,10 @@ def loopback(num_nodes: int) -> Iterator[NodeNetwork]:
 
 @contextlib.contextmanager
 def shaped(rates: Sequence[float]) -> Iterator[NodeNetwork]:
-    """One node per rate, joined by links that move so many bytes of payload per second in each direction.
+    """Make one node for each of ``rates``, with a link of that rate: bytes of payload per second in each direction.
 
     Refuses rates below ``SLOWEST`` and above ``FASTEST``, and machines on which links cannot be shaped. Removes
-    everything at the end. Before it starts, it removes what testbeds left behind that no longer run.
+    everything at the end. Before it starts, it removes what earlier testbeds that no longer run left behind.
     """
     _check(rates)
     sweep()
@@ -161,7 +161,7 @@ def _check(rates: Sequence[float]) -> None:
 
 @cache
 def _refused() -> str:
-    """What the kernel says to a link in a namespace that ends with the question, or "" if it makes one."""
+    """Try to make a shaped link in a namespace of its own; return the kernel's error, or "" if it works."""
     try:
         _run("unshare", "--net", "sh", "-c", _PROBE)
     except TraincastError as error:

@@ -9,12 +9,13 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from traincast.ask import Progress, verb
 from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_folder, write_json, write_text, writing
@@ -25,7 +26,8 @@ from traincast.profiling.events.request import needed_works
 from traincast.profiling.machine.device import free_memory
 from traincast.profiling.monitor.device_counter import FOLDER as DEVICES
 from traincast.profiling.monitor.device_counter import counters
-from traincast.strategy import parse_strategy
+from traincast.resolve import stated_strategy
+from traincast.testbed.ask import RunAsk
 from traincast.testbed.events import (
     EVENTS,
     EVENTS_FILE,
@@ -39,9 +41,9 @@ from traincast.testbed.folder import ROW, SPAN_COLUMNS, RankPlace, RunFolder, re
 from traincast.testbed.network import NodeNetwork, loopback, shaped
 from traincast.testbed.rank.launch import launch
 from traincast.testbed.rank.recorder import SpanRow
-from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
+from traincast.testbed.request import LOOPBACK, RunRequest, rate_of
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
-from traincast.testbed.setup import RUNTIME, lowered_of
+from traincast.testbed.setup import RUNTIME, ask_of, lowered_of
 from traincast.testbed.trace import write_measured_trace
 from traincast.units import format_bytes
 
@@ -63,29 +65,11 @@ _MOST_WAITED: Final = 0.1
 """Share of a step for which a rank with real compute may wait for a core."""
 _MOST_NOISE: Final = 0.1
 """Spread of the steps, as a share of their mean, up to which they tell anything about a forecast."""
-Progress = Callable[[int, int], None]
 
 
-def run_testbed(
-    model: str,
-    *,
-    ranks: int,
-    strategy: str,
-    global_batch: int,
-    output: str | Path,
-    seq: int | None = None,
-    compute: str = REAL,
-    network: str = LOOPBACK,
-    link: Mapping[int, str] | None = None,
-    slow: Mapping[int, float] | None = None,
-    steps: int = 10,
-    warmup: int = 3,
-    monitor: float | None = None,
-    events: bool = True,
-    threads: int = 1,
-    progress: Progress | None = None,
-) -> RunFolder:
-    """Train ``model`` on this machine with ``ranks`` processes, and write a folder with what every rank did.
+@verb(RunAsk)
+def run_testbed(ask: RunAsk) -> RunFolder:
+    """Train a model on this machine with several processes, and write a folder with what every rank did.
 
     This is ``traincast testbed run``. ``compute`` is ``real`` or a device to emulate. ``network`` is ``loopback`` or
     the rate of every rank's link, such as ``1Gbit`` (needs root); ``link={3: "200Mbit"}`` gives rank 3 another rate,
@@ -93,17 +77,17 @@ def run_testbed(
     processes are sampled. With ``events``, the ranks measure the works of their plan between the steps, and a
     comparison forecasts the run from them.
     """
-    check_folder(Path(output))
-    if network == LOOPBACK and link:
-        rank, rate = next(iter(link.items()))
+    check_folder(Path(ask.output))
+    if ask.network == LOOPBACK and ask.link:
+        rank, rate = next(iter(ask.link.items()))
         raise RequestError(f"link {rank}={rate} on loopback: give the rate of the other links as network")
-    rates = tuple((rank, rate_of(rate, "link")) for rank, rate in (link or {}).items())
+    rates = tuple((rank, rate_of(rate, "link")) for rank, rate in (ask.link or {}).items())
     request = RunRequest(
-        model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
-        network=network, link_rates=rates, slow=tuple((slow or {}).items()), steps=steps, warmup=warmup,
-        threads=threads, monitor_hz=monitor, events=events,
+        model=ask.model, ranks=ask.ranks, strategy=ask.strategy, global_batch=ask.global_batch, seq=ask.seq,
+        compute=ask.compute, network=ask.network, link_rates=rates, slow=tuple((ask.slow or {}).items()),
+        steps=ask.steps, warmup=ask.warmup, threads=ask.threads, monitor_hz=ask.monitor, events=ask.events,
     )  # fmt: skip
-    return run(request, Path(output), progress=progress)
+    return run(request, Path(ask.output), progress=ask.progress)
 
 
 def run(
@@ -128,7 +112,7 @@ def run(
         folder_of_ranks = Path(scratch)
         write_text(folder_of_ranks / CLUSTER, cluster_text(request))
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
+        servers = stated_strategy(ask_of(request, folder_of_ranks / CLUSTER)).servers
         _check_memory(request, folder_of_ranks / CLUSTER, servers=servers)
         measured = (_train_with_servers if servers else _train)(request, folder_of_ranks, _Launching(start, place))
         events = folder_of_ranks / EVENTS
@@ -262,7 +246,7 @@ def _train(request: RunRequest, place: Path, launching: _Launching) -> _Measured
 
 
 def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Windows without those borders at which the next begins when one ends."""
+    """Join windows that follow one another without a gap."""
     starts = [start for n, (start, _) in enumerate(windows) if not n or start > windows[n - 1][1]]
     ends = [end for n, (_, end) in enumerate(windows) if n + 1 == len(windows) or windows[n + 1][0] > end]
     return list(zip(starts, ends, strict=True))

@@ -6,19 +6,16 @@ from pathlib import Path
 
 from traincast.ask import Ask
 from traincast.errors import RequestError
-from traincast.resolve import resolve
-from traincast.strategy import Lowered, lower, parse_strategy
+from traincast.resolve import resolve, stated_strategy
+from traincast.strategy import Lowered, lower
 from traincast.testbed.request import RunRequest
 
 RUNTIME = "gloo"
 
 
-def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
-    """The plan of a run on the cluster in a file; refuses what the testbed cannot run.
-
-    A strategy that states no micro batch gets the largest that fits, as in ``predict``.
-    """
-    ask = Ask(
+def ask_of(request: RunRequest, cluster: Path) -> Ask:
+    """The step of a run on the cluster in a file, as ``predict`` is asked for it."""
+    return Ask(
         request.model,
         cluster=str(cluster),
         strategy=request.strategy,
@@ -28,7 +25,15 @@ def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
         runtime=RUNTIME,
         use_cache=True,
     )
-    strategy = parse_strategy(request.strategy, global_batch=request.global_batch)
+
+
+def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
+    """The plan of a run on the cluster in a file; refuses what the testbed cannot run.
+
+    A strategy that states no micro batch gets the largest that fits, as in ``predict``.
+    """
+    ask = ask_of(request, cluster)
+    strategy = stated_strategy(ask)
     if strategy.dp * strategy.tp * strategy.pp != request.ranks:
         raise RequestError(
             f"strategy {request.strategy} has dp·tp·pp = {strategy.dp * strategy.tp * strategy.pp} ranks, "

@@ -18,10 +18,10 @@ import numpy as np
 from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.errors import RequestError
-from traincast.estimate import EventsCostModel, learned_cost_model
+from traincast.estimate import learned_cost_model
 from traincast.estimate.events.file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
 from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
-from traincast.estimate.events.model import PURPOSES, events_of
+from traincast.estimate.events.model import PURPOSES, EventsCostModel, events_of
 from traincast.files import write_folder
 from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType
@@ -70,7 +70,7 @@ class LearnedEvents:
         return {kind: sum(row["kind"] == kind for row in self.rows) for kind in ("operator", "launch", "collective")}
 
     def cost_model(self) -> EventsCostModel:
-        """The cost model that looks up these events, for ``predict`` and ``search``; the default one tells the rest."""
+        """The cost model of these events, for ``predict`` and ``search``; the default one estimates all other works."""
         events = events_of(Path("learned from traces"), self.card, self.rows)
         return EventsCostModel(events, learned_cost_model())
 

@@ -210,7 +210,7 @@ def rates(trace: ProfilerTrace, work: DeviceWork, steps: Sequence[TraceStep], de
 
 
 def _of_expanded(operator: Operator, trace: ProfilerTrace, parent: Ints, event: int) -> Operator:
-    """Return ``operator`` with the gradient that it reads as memory holds it.
+    """Return ``operator`` with the gradient that it reads in the size that memory holds.
 
     The gradient of a mean or a sum is one value for many elements. Autograd expands it without a copy, and traces
     without strides show only the expanded size: the gradient that the node was given is smaller.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
+from traincast.ask import File, Files, paths_of, verb
 from traincast.cluster import load_cluster
 from traincast.cluster.catalog import load_device
-from traincast.cluster.hardware import Cluster, Device
+from traincast.cluster.hardware import Device
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import check_folder, check_output, write_text
+from traincast.traces.ask import DiffAsk, LearnAsk, ReplayAsk, ShowAsk, TraceChangesAsk
 from traincast.traces.changes.change import TraceChange
 from traincast.traces.changes.device import Buckets, HalfPrecision, OtherDevice
 from traincast.traces.changes.hosts import (
@@ -35,15 +37,13 @@ from traincast.traces.recording.record import record
 from traincast.traces.recording.recording import Recording
 from traincast.traces.replay import Replayed, ReplayReport, replay, run
 from traincast.traces.show import TraceSummary, device_of, summarize_traces
-from traincast.traces.whatif import WhatIfAnswer, ask
+from traincast.traces.whatif import WhatIfAnswer
+from traincast.traces.whatif import ask as answer_of
 from traincast.units import parse_bytes
 
 if TYPE_CHECKING:
     from traincast.forecast import Forecast
 
-File: TypeAlias = str | Path
-Files: TypeAlias = File | Sequence[File]
-"""One file or folder, or several."""
 _FACTOR: Final = re.compile(r"^\d+(?:\.\d+)?x$")
 _MOST_STEPS: Final = 1_000_000
 
@@ -61,172 +61,100 @@ class TraceVerbs:
     >>> trace.whatif("trace.json.gz", host="2x").step_s  # doctest: +SKIP
     """
 
-    def show(
-        self,
-        traces: Files,
-        *,
-        range: str | None = None,  # noqa: A002
-        execution_trace: Files = (),
-    ) -> TraceSummary:
-        """Return what traces hold: steps, where the time went, the critical path, operators, and what is missing.
+    @verb(ShowAsk)
+    @staticmethod
+    def show(ask: ShowAsk) -> TraceSummary:
+        """Return what traces hold: steps, where the time went, the critical path, operators, and what is missing."""
+        return summarize_traces(_loaded(ask.traces, ask.execution_trace), named=ask.range)
 
-        ``execution_trace``: shapes that a trace does not state, from PyTorch's execution trace of the same run, one for
-        each rank. By default, those in the folder of the trace are taken where they match.
-        """
-        return summarize_traces(_loaded(traces, execution_trace), named=range)
-
-    def replay(
-        self,
-        traces: Files,
-        *,
-        range: str | None = None,  # noqa: A002
-        fit_steps: Literal["even", "odd"] | None = None,
-        output: File | None = None,
-    ) -> ReplayReport:
-        """Run traces as a plan with unchanged durations, and compare the result with what was recorded.
-
-        ``fit_steps``: infer waits between streams from these steps only, so that the others judge them. ``output``:
-        write the replayed trace to this file, or to this folder if there are several ranks.
-        """
-        if fit_steps not in (None, "even", "odd"):
-            raise RequestError(f"fit_steps {fit_steps!r}: expected even or odd")
-        _check_output(output, traces)
-        recording = _recorded(traces, range, fit=fit_steps)
-        _check_output(output, traces, recording)
+    @verb(ReplayAsk)
+    @staticmethod
+    def replay(ask: ReplayAsk) -> ReplayReport:
+        """Run traces as a plan with unchanged durations, and compare the result with what was recorded."""
+        if ask.fit_steps not in (None, "even", "odd"):
+            raise RequestError(f"fit_steps {ask.fit_steps!r}: expected even or odd")
+        _check_output(ask.output, ask.traces)
+        recording = _recorded(ask.traces, ask.range, fit=ask.fit_steps)
+        _check_output(ask.output, ask.traces, recording)
         report = replay(recording)
-        if output is not None:
-            _write(run(recording), Path(output))
+        if ask.output is not None:
+            _write(run(recording), Path(ask.output))
         return report
 
-    def whatif(
-        self,
-        traces: Files,
-        *,
-        range: str | None = None,  # noqa: A002
-        execution_trace: Files = (),
-        host: str | float | None = None,
-        network: str | float | None = None,
-        no_communication: bool = False,
-        overlap: bool = False,
-        bucket: str | float | None = None,
-        amp: bool = False,
-        fuse_optimizer: bool = False,
-        graph: bool = False,
-        gpu: str | Device | None = None,
-        loader_workers: int | None = None,
-        output: File | None = None,
-    ) -> WhatIfAnswer:
+    @verb(TraceChangesAsk)
+    @staticmethod
+    def whatif(ask: TraceChangesAsk) -> WhatIfAnswer:
         """Change what traces recorded, run them again, and return the new time per step, or why there is none.
 
         ``host`` and ``network`` are factors (``"2x"`` or 2.0: twice as fast), ``bucket`` a size (``"100MB"``, or
-        bytes), ``gpu`` a device of the catalog, ``loader_workers`` a number of processes. ``output`` as in
-        :meth:`replay`.
+        bytes), ``gpu`` a device of the catalog, ``loader_workers`` a number of processes.
         """
-        changes: list[TraceChange] = []
-        if gpu is not None:
-            from traincast.forecast import default_cost_model
-
-            device = gpu if isinstance(gpu, Device) else load_device(gpu)
-            changes.append(OtherDevice(device, default_cost_model("pytorch")))
-        if amp:
-            changes.append(HalfPrecision())
-        if fuse_optimizer:
-            changes.append(FusedOptimizer())
-        if bucket is not None:
-            changes.append(Buckets(_size(bucket)))
-        if network is not None:
-            changes.append(FasterNetwork(_factor(network, "--network")))
-        if no_communication:
-            changes.append(NoCommunication())
-        if overlap:
-            changes.append(Overlapped())
-        if loader_workers is not None:
-            if isinstance(loader_workers, bool) or loader_workers < 1:
-                raise RequestError(f"--loader-workers {loader_workers}: expected a whole number of 1 or more")
-            changes.append(LoaderWorkers(loader_workers))
-        if graph:
-            changes.append(GraphLaunch())
-        if host is not None:
-            changes.append(FasterHost(_factor(host, "--host")))
+        changes = _changes(ask)
         if not changes:
             raise RequestError("nothing is changed: give --host 2x, --network 2x, --gpu DEVICE or another change")
-        _check_output(output, traces)
-        recording = _recorded(traces, range, execution=execution_trace)
-        _check_output(output, traces, recording)
-        answer = ask(recording, changes)
-        if output is not None and answer.replayed is not None:
-            _write(answer.replayed, Path(output))
+        _check_output(ask.output, ask.traces)
+        recording = _recorded(ask.traces, ask.range, execution=ask.execution_trace)
+        _check_output(ask.output, ask.traces, recording)
+        answer = answer_of(recording, changes)
+        if ask.output is not None and answer.replayed is not None:
+            _write(answer.replayed, Path(ask.output))
         return answer
 
-    def diff(
-        self,
-        before: Files,
-        after: Files | None = None,
-        *,
-        range: str | None = None,  # noqa: A002
-        forecast: str | None = None,
-        cluster: str | Cluster | None = None,
-        strategy: str | None = None,
-        global_batch: int | None = None,
-        seq: int | None = None,
-        precision: str | None = None,
-        html: File | None = None,
-    ) -> TraceDiff:
+    @verb(DiffAsk)
+    @staticmethod
+    def diff(ask: DiffAsk) -> TraceDiff:
         """Compare two traces, or a trace with the forecast of a model: step, parts and operators.
 
         ``forecast`` is the model; ``cluster`` and ``global_batch`` are those of the recorded run. ``precision`` is that
         of the trace, if it can be told and is not given. ``html``: write the comparison to this file as a page.
         """
-        if (after is None) == (forecast is None):
+        if (ask.after is None) == (ask.forecast is None):
             raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
-        if html is not None:
-            check_output(Path(html), inputs=_inputs([*_paths(before), *_paths(after or ())]))
-        if after is not None:
-            found = compare_traces(_loaded(before), _loaded(after), named=range)
+        if ask.html is not None:
+            check_output(Path(ask.html), inputs=_inputs([*paths_of(ask.before), *paths_of(ask.after or ())]))
+        if ask.after is not None:
+            found = compare_traces(_loaded(ask.before), _loaded(ask.after), named=ask.range)
         else:
-            if forecast is None or cluster is None or global_batch is None:
+            if ask.forecast is None or ask.cluster is None or ask.global_batch is None:
                 raise RequestError("--forecast needs --cluster and --global-batch: with which the trace was recorded")
             from traincast.forecast import predict
 
-            trace = _loaded(before)[0]
-            place = load_cluster(cluster) if isinstance(cluster, str) else cluster
+            trace = _loaded(ask.before)[0]
             told = precision_of(trace)
             predicted = predict(
-                forecast, cluster=place, global_batch=global_batch, strategy=strategy, seq=seq,
-                precision=precision or told,
-            )  # fmt: skip
-            notes = _differences(trace, predicted, told=told, stated=precision)
-            found = compare_forecast(trace, predicted.detailed(), named=range, notes=notes)
-        if html is not None:
-            write_text(Path(html), diff_page(found))
+                ask.forecast,
+                cluster=load_cluster(ask.cluster) if isinstance(ask.cluster, str) else ask.cluster,
+                global_batch=ask.global_batch,
+                strategy=ask.strategy,
+                seq=ask.seq,
+                precision=ask.precision or told,
+            )
+            notes = _differences(trace, predicted, told=told, stated=ask.precision)
+            found = compare_forecast(trace, predicted.detailed(), named=ask.range, notes=notes)
+        if ask.html is not None:
+            write_text(Path(ask.html), diff_page(found))
         return found
 
-    def learn(
-        self,
-        traces: Files,
-        *,
-        output: File | None = None,
-        range: str | None = None,  # noqa: A002
-        execution_trace: Files = (),
-        device: str | Device | None = None,
-    ) -> LearnedEvents:
+    @verb(LearnAsk)
+    @staticmethod
+    def learn(ask: LearnAsk) -> LearnedEvents:
         """Turn measured operators, launches and collectives into events that forecasts use.
 
         Files of the same rank are repeats, or runs of other batch sizes. ``device`` says where they were recorded if
         they do not. ``output``: write the events to this folder, for ``predict --events``. A folder that holds anything
         else, or events of another device, precision or origin, is refused.
         """
-        if output is not None:
-            check_folder(Path(output))
-            check_events_folder(Path(output))
-        ran_on = load_device(device) if isinstance(device, str) else device
-        if _paths(execution_trace):
-            jobs = [_loaded(traces, execution_trace)]
+        if ask.output is not None:
+            check_folder(Path(ask.output))
+            check_events_folder(Path(ask.output))
+        ran_on = load_device(ask.device) if isinstance(ask.device, str) else ask.device
+        if paths_of(ask.execution_trace):
+            jobs = [_loaded(ask.traces, ask.execution_trace)]
         else:
-            jobs = [with_executions_beside(job) for job in load_jobs(_paths(traces))]
-        learned = learn(jobs, named=range, device=ran_on)
-        if output is not None:
-            write_events(learned, Path(output))
+            jobs = [with_executions_beside(job) for job in load_jobs(paths_of(ask.traces))]
+        learned = learn(jobs, named=ask.range, device=ran_on)
+        if ask.output is not None:
+            write_events(learned, Path(ask.output))
         return learned
 
 
@@ -234,8 +162,35 @@ trace: Final = TraceVerbs()
 """The verbs of ``traincast trace``."""
 
 
-def _paths(files: Files) -> list[Path]:
-    return [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+def _changes(ask: TraceChangesAsk) -> list[TraceChange]:
+    """Return the changes that are asked for, in the order in which they are made."""
+    changes: list[TraceChange] = []
+    if ask.gpu is not None:
+        from traincast.forecast import default_cost_model
+
+        device = ask.gpu if isinstance(ask.gpu, Device) else load_device(ask.gpu)
+        changes.append(OtherDevice(device, default_cost_model("pytorch")))
+    if ask.amp:
+        changes.append(HalfPrecision())
+    if ask.fuse_optimizer:
+        changes.append(FusedOptimizer())
+    if ask.bucket is not None:
+        changes.append(Buckets(_size(ask.bucket)))
+    if ask.network is not None:
+        changes.append(FasterNetwork(_factor(ask.network, "--network")))
+    if ask.no_communication:
+        changes.append(NoCommunication())
+    if ask.overlap:
+        changes.append(Overlapped())
+    if ask.loader_workers is not None:
+        if isinstance(ask.loader_workers, bool) or ask.loader_workers < 1:
+            raise RequestError(f"--loader-workers {ask.loader_workers}: expected a whole number of 1 or more")
+        changes.append(LoaderWorkers(ask.loader_workers))
+    if ask.graph:
+        changes.append(GraphLaunch())
+    if ask.host is not None:
+        changes.append(FasterHost(_factor(ask.host, "--host")))
+    return changes
 
 
 def _inputs(paths: Sequence[Path]) -> dict[str, Path]:
@@ -244,18 +199,18 @@ def _inputs(paths: Sequence[Path]) -> dict[str, Path]:
 
 def _loaded(traces: Files, execution: Files | None = None) -> list[ProfilerTrace]:
     """Return the traces; with shapes of these execution traces, or, if none are named, of those beside them."""
-    found = load_traces(_paths(traces))
+    found = load_traces(paths_of(traces))
     if execution is None:
         return found
-    named = _paths(execution)
+    named = paths_of(execution)
     return with_execution(found, named) if named else with_executions_beside(found)
 
 
 def _recorded(traces: Files, named: str | None, *, fit: str | None = None, execution: Files | None = None) -> Recording:
     """Return the recording of all ranks."""
-    paths = _paths(traces)
+    paths = paths_of(traces)
     if paths and all(path.name.endswith(SUFFIX) for path in paths):
-        if execution is not None and _paths(execution):
+        if execution is not None and paths_of(execution):
             raise RequestError("--execution-trace is for the profiler's traces: Chakra's have no operators with shapes")
         return couple([read_chakra(path) for path in paths])
     parity = None if fit is None else range(0 if fit == "even" else 1, _MOST_STEPS, 2)
@@ -269,7 +224,7 @@ def _check_output(output: File | None, traces: Files, recording: Recording | Non
     """
     if output is None:
         return
-    path, paths = Path(output), _paths(traces)
+    path, paths = Path(output), paths_of(traces)
     alone = len(recording.traces) == 1 if recording is not None else len(paths) == 1 and not paths[0].is_dir()
     if path.name.endswith(SUFFIX):
         for file in chakra_files(recording, path) if recording is not None else [path]:

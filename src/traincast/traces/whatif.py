@@ -23,8 +23,8 @@ _FEW_STEPS: Final = 0.03
 class WhatIfAnswer:
     """The time per step before and after changes, in seconds; ``refused`` says why there is none.
 
-    ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s``
-    is the slowest. Both include how much the mean of so many steps varies. ``assumptions`` are those of the changes,
+    ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s`` is
+    the slowest. Both include how much the mean of the recorded steps varies. ``assumptions`` are those of the changes,
     in order; ``notes`` are those of the recording. ``opaque_share`` is the share of the critical path before the
     changes that nothing recorded explains.
     """

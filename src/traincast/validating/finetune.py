@@ -10,6 +10,7 @@ from pathlib import Path
 from traincast.errors import TraincastError
 from traincast.estimate import CostModel
 from traincast.forecast import forecast
+from traincast.measured import source_of
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.dialect import Dialect
 from traincast.measured.memory import MEMORY_KINDS, MemoryKind
@@ -44,10 +45,10 @@ def validate_finetune(
     for index, row in enumerate(rows):
         try:
             found = finetune.read_tuning(index, row)
-            made = _judged(found, group=finetune.group_of(row), forecast_of=times, calibrated=calibrated)
+            made = _judged(found, group=source_of(row), forecast_of=times, calibrated=calibrated)
             outcomes.append(_later(made, finetune.start_up(row)))
         except (RowError, TraincastError) as error:
-            outcomes.append(RowOutcome.skipped(index, source=finetune.group_of(row), reason=str(error)))
+            outcomes.append(RowOutcome.skipped(index, source=source_of(row), reason=str(error)))
         if progress is not None:
             progress(index + 1, len(rows))
     return RowValidation(rows=tuple(outcomes), with_memory=True)

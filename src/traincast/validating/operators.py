@@ -102,7 +102,7 @@ class OperatorValidation(Brief):
 
     def to_dict(self) -> dict[str, Any]:
         """Return rows, summary and cells as plain values, for JSON."""
-        return {"rows": [_plain(row) for row in self.rows], "summary": self.summary(), "cells": self.cells()}
+        return {"rows": [_entry_of(row) for row in self.rows], "summary": self.summary(), "cells": self.cells()}
 
     def json_lines(self) -> Iterator[str]:
         """Yield the lines of one JSON document with the same content, without holding all of it in memory."""
@@ -111,7 +111,7 @@ class OperatorValidation(Brief):
         for row in self.rows:
             if last:
                 yield f"{last},"
-            last = json.dumps(_plain(row), ensure_ascii=False)
+            last = json.dumps(_entry_of(row), ensure_ascii=False)
         yield last
         yield f'], "summary": {json.dumps(finite(self.summary()), ensure_ascii=False)},'
         yield f'"cells": {json.dumps(finite(self.cells()), ensure_ascii=False)}}}'
@@ -226,7 +226,7 @@ def _skipped(problem: RowProblem) -> RowOutcome:
     return RowOutcome.skipped(problem.row, source=problem.source, reason=problem.reason)
 
 
-def _plain(row: RowOutcome) -> dict[str, Any]:
+def _entry_of(row: RowOutcome) -> dict[str, Any]:
     return {
         "index": row.index,
         "source": row.source,

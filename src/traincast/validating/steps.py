@@ -12,7 +12,7 @@ from traincast.cluster import Cluster
 from traincast.errors import StrategyError, TraincastError
 from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast
-from traincast.measured import Measured, dp_steps, steps
+from traincast.measured import Measured, dp_steps, source_of, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.dialect import Dialect
 from traincast.measured.table import completed, failed_otherwise, rows_of
@@ -46,10 +46,10 @@ def validate_steps(
 
     def outcome(index: int, row: Row) -> RowOutcome:
         run = steps.read_run(index, row, cluster=cluster, allow_code=allow_code)
-        judged = _judged(run, group=steps.group_of(row), cost_model=cost_model, calibrated=calibrated)
+        judged = _judged(run, group=source_of(row), cost_model=cost_model, calibrated=calibrated)
         return replace(judged, maybe_seen=True) if judged.calibrated_by and cluster is not None else judged
 
-    outcomes = _outcomes(rows, outcome, group=steps.group_of, progress=progress)
+    outcomes = _outcomes(rows, outcome, group=source_of, progress=progress)
     otherwise = failed_otherwise(rows, [steps.has_run(row) for row in rows])
     pairs = zip(outcomes, otherwise, strict=True)
     return RowValidation(rows=tuple(replace(row, failed_otherwise=found) for row, found in pairs), with_memory=True)

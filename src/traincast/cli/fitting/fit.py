@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from traincast.ask import Option
 from traincast.cli import options
+from traincast.cli.derive import asks
 from traincast.cli.fitting.resources import fit_resources
+from traincast.cli.options import Shown
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar, say_left_out
+from traincast.fitting.ask import COLLECTIVES_ONLY, OPERATORS_ONLY, CollectivesFitAsk, FitAsk
 
 if TYPE_CHECKING:
     from traincast.fitting.operators.fit import FittedCell
@@ -31,77 +36,24 @@ def fit() -> None:
 
 
 @fit.command(name="operators", epilog=options.example("fit operators mine.parquet -o mine.bundle --where device=A100"))
-@click.argument("files", nargs=-1, required=True, metavar="FILE…")
-@options.output("the bundle, a folder.")
-@options.rivals()
-@click.option(
-    "--networks",
-    default="*",
-    show_default=True,
-    metavar="PATTERN,…",
-    help="Also try a network on cells that match PATTERN, such as 'attention/*,conv/*'; `none` tries none.",
-)
-@click.option(
-    "--only",
-    metavar="PATTERN,…",
-    help="Fit only cells that match PATTERN, such as 'conv/*,*/v100*'. Default: all cells.",
-)
-@click.option(
-    "--from",
-    "keep",
-    metavar="BUNDLE",
-    help="Copy the cells that --only leaves out from BUNDLE, unchanged.",
-)
-@click.option(
-    "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 40."
-)
-@options.where()
-@options.seed("The held-out rows and the training depend on it.")
-@options.workers("Each fits one cell at a time.", default=1)
-@options.json()
-def operators(
-    files: tuple[str, ...],
-    output: str,
-    rivals: bool,
-    networks: str,
-    only: str | None,
-    keep: str | None,
-    epochs: int | None,
-    where: tuple[str, ...],
-    seed: int,
-    workers: int,
-    as_json: bool,
-) -> None:
+@asks(FitAsk, Shown, without=COLLECTIVES_ONLY, defaults={"networks": "*", "workers": 1})
+def operators(ask: FitAsk, shown: Shown) -> None:
     """Fit operator times to tables of measured operators.
 
     One model is fitted per family, setting, dtype and device. With three or more devices, a network for unmeasured
     devices is fitted as well. A device with few measurements adapts that network.
     """
-    from traincast.cli.real_runs.validate import conditions
     from traincast.fitting.fit import fit as fit_times
 
     with _progress() as say:
-        result = fit_times(
-            files,
-            output=output,
-            rivals=rivals,
-            networks=() if networks == "none" else tuple(networks.split(",")),
-            only=tuple(only.split(",")) if only else None,
-            keep=keep,
-            epochs=epochs,
-            where=conditions(where),
-            seed=seed,
-            workers=workers,
-            progress=say,
-            warn=say_left_out,
-        )
-    if as_json:
+        result = fit_times(replace(ask, progress=say, warn=say_left_out))
+    if shown.as_json:
         print_json(result.to_dict())
         return
     _show(result.cells)
-    if rivals:
+    if ask.rivals:
         _show_rivals(result.to_dict()["rivals"])
-    console().print(f"bundle: {plain(output)}")
+    console().print(f"bundle: {plain(str(ask.output))}")
 
 
 @contextmanager
@@ -177,15 +129,21 @@ def _show_rivals(rivals: Sequence[dict[str, Any]]) -> None:
     print_table("FI-Net and its rivals, same rows and features", columns, rows, right=range(3, 9))
 
 
+@dataclass(frozen=True, slots=True)
+class Renewed(Shown):
+    """What ``fit renew`` converts."""
+
+    bundles: Annotated[tuple[str, ...], Option("Folders of bundles.", "BUNDLE…")]
+
+
 @fit.command(name="renew", epilog=options.example("fit renew mine.bundle"))
-@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE…")
-@options.json()
-def renew(bundles: tuple[str, ...], as_json: bool) -> None:
+@asks(Renewed)
+def renew(given: Renewed) -> None:
     """Convert bundles of an earlier format to the current one, without fitting them again."""
     from traincast.estimate.bundle import renew_bundle
 
-    renewed = {bundle: renew_bundle(Path(bundle)) for bundle in bundles}
-    if as_json:
+    renewed = {bundle: renew_bundle(Path(bundle)) for bundle in given.bundles}
+    if given.as_json:
         print_json(
             {"renewed": [b for b, new in renewed.items() if new], "current": [b for b, n in renewed.items() if not n]}
         )
@@ -195,27 +153,8 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
 
 
 @fit.command(name="collectives", epilog=options.example("fit collectives mine.parquet -o mine.bundle"))
-@click.argument("file")
-@options.output("the bundle, a folder.")
-@click.option(
-    "--adapt/--no-adapt",
-    default=None,
-    help="Adapt the shipped collectives to the points of one system, or fit curves to them. Default: adapt if FILE has "
-    "at most 40 configurations of one system of accelerators.",
-)
-@click.option(
-    "--prior",
-    multiple=True,
-    metavar="FILE",
-    help="A table of other systems. The bundle learns from it what to expect of a system that nobody measured. May be "
-    "given several times.",
-)
-@options.rivals()
-@options.seed("The held-out configurations depend on it.")
-@options.json()
-def collectives(
-    file: str, output: str, adapt: bool | None, prior: tuple[str, ...], rivals: bool, seed: int, as_json: bool
-) -> None:
+@asks(CollectivesFitAsk, Shown, without=OPERATORS_ONLY)
+def collectives(ask: CollectivesFitAsk, shown: Shown) -> None:
     """Fit the times of collectives and transfers to a table of measurements.
 
     Curves of time over message size are fitted to a large table. A small table, such as ten lines of a log, corrects
@@ -223,17 +162,8 @@ def collectives(
     """
     from traincast.fitting.fit import fit as fit_times
 
-    result = fit_times(
-        file,
-        output=output,
-        kind="collectives",
-        rivals=rivals,
-        seed=seed,
-        adapt=adapt,
-        prior=prior,
-        warn=say_left_out,
-    )
-    if as_json:
+    result = fit_times(replace(ask, warn=say_left_out))
+    if shown.as_json:
         print_json(result.to_dict())
         return
     held = result.held_out
@@ -247,7 +177,7 @@ def collectives(
             f"on {held['cells']:g} configurations held out: MAPE {held['mape']:.2f} %, "
             f"median {held['median_ape']:.2f} %"
         )
-    if rivals:
+    if ask.rivals:
         columns = ["model", "tested on", "MAPE", "median", "90 %", "training", "inference"]
         rows = [
             [
@@ -260,7 +190,7 @@ def collectives(
             for r in result.to_dict()["rivals"]
         ]
         print_table("models of collectives, same rows", columns, rows, right=range(1, 7))
-    console().print(f"bundle: {plain(output)}")
+    console().print(f"bundle: {plain(str(ask.output))}")
 
 
 fit.add_command(fit_resources)

@@ -11,8 +11,8 @@ from traincast.cli.output import console, plain
 from traincast.cli.resources.tables import show_uses
 
 if TYPE_CHECKING:
+    from traincast.estimate.resource_use import ResourceUse
     from traincast.forecast import Forecast
-    from traincast.resources.bursts import ResourceUse
 
 
 def inspector_in(bundles: Sequence[str], *, wanted: bool) -> tuple[tuple[str, ...], str | None]:
@@ -59,11 +59,13 @@ class Inspected:
 
 def inspected_by(result: Forecast, bundle: str) -> Inspected:
     """Return what the inspector in the folder ``bundle`` predicts for the request of ``result``."""
-    from traincast.resources.inspector.bundle import inspector_path, load_inspector
+    from traincast.estimate.inspector.bundle import inspector_path, load_inspector
+    from traincast.resources.inspected import setting_of
 
     model = load_inspector(inspector_path(bundle))
-    expected, low, high = model.uses(result.request)
-    return Inspected(uses=expected, low=low, high=high, warnings=model.warnings(result.request), bundle=bundle)
+    graph, setting = result.request.graph, setting_of(result.request)
+    expected, low, high = model.uses(graph, setting)
+    return Inspected(uses=expected, low=low, high=high, warnings=model.warnings(graph, setting), bundle=bundle)
 
 
 def show_inspected(made: Inspected) -> None:

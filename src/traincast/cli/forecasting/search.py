@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from traincast.ask import Ask, Option, Training, declared
+from traincast.ask import Ask, Option, Training, Workers, declared
 from traincast.cli import options
 from traincast.cli.derive import asks, words_of
 from traincast.cli.forecasting.exporting import exported, runtime_for, show_export
 from traincast.cli.forecasting.search_tables import show
-from traincast.cli.options import ADDRESS, ENGINE, ForecastShown, Workers
+from traincast.cli.options import ADDRESS, ENGINE, ForecastShown
 from traincast.cli.output import console, files_of, print_json, progress_bar, traced
 from traincast.errors import EmptyAxisError, FileFormatError, NoneAcceptedError, RequestError, StrategyError
 from traincast.files import check_outputs
@@ -80,7 +80,7 @@ def search(ask: SearchAsk, shown: SearchShown) -> None:
 
 def _check_outputs(ask: SearchAsk, shown: SearchShown) -> None:
     """Refuse outputs that cannot be written before anything is searched."""
-    all_out, resume = shown.all_out, ask.resume
+    all_out, resume = shown.all_out, None if ask.resume is None else Path(ask.resume)
     if all_out is not None and not all_out.endswith(".parquet"):
         raise RequestError(
             f"cannot write {all_out}: a table of candidates is Parquet, so its name must end in .parquet"

@@ -13,7 +13,7 @@ import click
 from traincast.ask import Option
 from traincast.cli import options
 from traincast.cli.derive import asks, words_of
-from traincast.cli.options import JSON
+from traincast.cli.options import Shown
 from traincast.cli.output import console, print_json
 from traincast.cli.profiling.output import only_rank_0_speaks
 from traincast.errors import RequestError
@@ -28,14 +28,13 @@ _DEFAULTS = {"runtime": "gloo", "repeats": 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventsShown:
+class EventsShown(Shown):
     """What ``profile events`` writes and shows."""
 
     output: Annotated[
         str, Option("Write to PATH: a folder of events; a folder that exists is extended.", "PATH", short="-o")
     ]
     plan: Annotated[bool, Option("Only say what would be measured and how long it takes.")] = False
-    as_json: Annotated[bool, JSON] = False
 
 
 @click.command(

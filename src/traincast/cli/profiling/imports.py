@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from traincast import files
+from traincast.ask import Option, paths_of
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError
+from traincast.profiling.collectives.ask import LogImport
 
 if TYPE_CHECKING:
     from traincast.profiling.collectives.nccl_logs import ImportedLogs
@@ -18,54 +23,40 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportShown(Shown):
+    """What ``profile import`` writes and shows."""
+
+    output: Annotated[
+        str,
+        Option("Write to PATH: the table (.csv or .parquet). An existing file is replaced.", "PATH", short="-o"),
+    ]
+
+
 @click.command(
     name="import",
     short_help="Read logs of nccl-tests and rccl-tests.",
     epilog=options.example("profile import all_reduce.log --interconnect 'NVLink, 8x400G IB' -o mine.csv"),
 )
-@click.argument("logs", nargs=-1, required=True, metavar="LOG…")
-@click.option(
-    "--system", default="", metavar="NAME", help="Value of the table's system column. Default: the first host."
-)
-@click.option("--device", default="", metavar="NAME", help="Device of all logs, such as h100-sxm5-80gb.")
-@click.option("--ranks", type=options.COUNT, metavar="N", help="Number of ranks. For logs that do not say it.")
-@click.option("--nodes", type=options.COUNT, metavar="N", help="Nodes of all logs.")
-@click.option(
-    "--interconnect", default="", metavar="TEXT", help="Value of the table's interconnect column, such as NVLink."
-)
-@options.source()
-@options.output("the table (.csv or .parquet). An existing file is replaced.")
-@options.json()
-def import_logs(
-    logs: tuple[str, ...],
-    system: str,
-    device: str,
-    ranks: int | None,
-    nodes: int | None,
-    interconnect: str,
-    source: str,
-    output: str,
-    as_json: bool,
-) -> None:
+@asks(LogImport, ImportShown, defaults={"source": "profile"})
+def import_logs(ask: LogImport, shown: ImportShown) -> None:
     """Read logs of nccl-tests and rccl-tests, and write a table that `fit collectives` and `validate collectives` read.
 
     LOG is a file or a folder. The log says which collective ran, over which ranks, on which device; an option replaces
     what it says. What is neither in the log nor given follows from its numbers, or from the name of the file: the
     output lists it as assumed.
     """
-    from traincast.profiling.collectives.nccl_logs import FORMATS, LogImport, save_collectives
+    from traincast.profiling.collectives.nccl_logs import FORMATS, save_collectives
     from traincast.profiling.collectives.nccl_logs import import_logs as read
 
+    output = shown.output
     path = Path(output)
     if path.suffix not in FORMATS:
         raise RequestError(f"cannot write {output}: the name of the table must end in {' or '.join(FORMATS)}")
-    files.check_output(path, inputs={f"the log {log}": Path(log) for log in logs})
-    request = LogImport(
-        system=system, device=device, ranks=ranks, nodes=nodes, interconnect=interconnect, source=source
-    )
-    result = read([Path(log) for log in logs], request)
+    files.check_output(path, inputs={f"the log {log}": log for log in paths_of(ask.logs)})
+    result = read(ask)
     save_collectives(result.rows, path)
-    if as_json:
+    if shown.as_json:
         print_json(
             {
                 "file": output,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from traincast.ask import Option
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError
+from traincast.profiling.machine.ask import MachineAsk
 from traincast.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -19,17 +23,23 @@ if TYPE_CHECKING:
 _NOISY = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineShown(Shown):
+    """What ``profile machine`` writes and shows."""
+
+    output: Annotated[
+        str,
+        Option("Write to PATH: the cluster file (.toml). An existing cluster file is replaced.", "PATH", short="-o"),
+    ]
+
+
 @click.command(
     name="machine",
     short_help="Measure this machine and write a cluster file.",
     epilog=options.example("profile machine -o my.toml"),
 )
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="Where to run: cpu or cuda.")
-@options.threads()
-@options.repeats()
-@options.output("the cluster file (.toml). An existing cluster file is replaced.")
-@options.json()
-def machine(device: str, threads: int, repeats: int, output: str, as_json: bool) -> None:
+@asks(MachineAsk, MachineShown)
+def machine(ask: MachineAsk, shown: MachineShown) -> None:
     """Measure what a cluster file says about a machine: rates, bandwidths, launches and the link inside the node.
 
     One device of the file is one process with --threads threads, or one device of the kind cuda. Let nothing else run
@@ -38,19 +48,19 @@ def machine(device: str, threads: int, repeats: int, output: str, as_json: bool)
     from traincast.profiling.machine.figures import expected_seconds, measure_machine
     from traincast.profiling.machine.file import check_cluster_file, machine_toml, save_machine
 
-    path = Path(output)
+    path = Path(shown.output)
     check_cluster_file(path)
-    if repeats < 3:
-        raise RequestError(f"--repeats {repeats}: give 3 or more, to see how much they differ")
-    expected = expected_seconds(device, threads=threads, repeats=repeats)
+    if ask.repeats < 3:
+        raise RequestError(f"--repeats {ask.repeats}: give 3 or more, to see how much they differ")
+    expected = expected_seconds(ask)
     click.echo(f"measuring takes about {expected:.0f} s", err=True)
-    found = measure_machine(device, threads=threads, repeats=repeats)
+    found = measure_machine(ask)
     save_machine(machine_toml(found, name=path.stem), path)
     warnings = _warnings(found)
-    if as_json:
+    if shown.as_json:
         print_json(
             {
-                "file": output,
+                "file": shown.output,
                 "expected_s": expected,
                 "figures": [asdict(figure) for figure in found.figures],
                 "facts": found.facts,
@@ -66,7 +76,7 @@ def machine(device: str, threads: int, repeats: int, output: str, as_json: bool)
         out.print(f"assumed: {line}", markup=False)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
-    out.print(f"cluster file: {output} ({found.facts['devices']} devices)", markup=False)
+    out.print(f"cluster file: {shown.output} ({found.facts['devices']} devices)", markup=False)
 
 
 def _warnings(found: MachineFigures) -> list[str]:

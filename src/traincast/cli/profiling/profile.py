@@ -14,7 +14,7 @@ from traincast import files
 from traincast.ask import Count, Option
 from traincast.cli import options
 from traincast.cli.derive import asks, words_of
-from traincast.cli.options import JSON
+from traincast.cli.options import Shown
 from traincast.cli.output import console, print_json, print_table
 from traincast.cli.profiling.events import events
 from traincast.cli.profiling.imports import import_logs
@@ -35,7 +35,7 @@ from traincast.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorsShown:
+class OperatorsShown(Shown):
     """Whose operators are measured, how, and what ``profile operators`` writes and shows."""
 
     sources: Annotated[
@@ -50,22 +50,20 @@ class OperatorsShown:
     alone: Annotated[bool, Option("Only time each distinct operator alone.")] = False
     in_context: Annotated[bool, Option("Only time operators while their model runs.")] = False
     output: Annotated[str, Option("Write to PATH: the table (.parquet).", "PATH", short="-o")]
-    as_json: Annotated[bool, JSON] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivesShown:
+class CollectivesShown(Shown):
     """Where ``profile collectives`` runs, and what it writes and shows."""
 
     local: Annotated[
         Count | None, Option("Start N processes on this machine. If omitted, torchrun must start them.", "N")
     ] = None
     output: Annotated[str, Option("Write to PATH: the table (.parquet); rank 0 writes it.", "PATH", short="-o")]
-    as_json: Annotated[bool, JSON] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpsetShown:
+class OpsetShown(Shown):
     """What ``profile opset`` writes and shows."""
 
     listed: Annotated[bool, Option("Print every operator.", flag="--list")] = False
@@ -78,7 +76,6 @@ class OpsetShown:
             short="-o",
         ),
     ] = None
-    as_json: Annotated[bool, JSON] = False
 
 
 @click.group(

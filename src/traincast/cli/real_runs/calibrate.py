@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from traincast.calibrating.ask import CalibrateAsk
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar
-from traincast.errors import RequestError
 
 if TYPE_CHECKING:
     from traincast.calibrating.procedure import Calibrated
@@ -20,19 +23,8 @@ if TYPE_CHECKING:
     short_help="Learn a cluster from its own measured runs.",
     epilog=options.example("calibrate runs.csv --cluster dgx-h100 -o mine.toml"),
 )
-@click.argument("file")
-@options.cluster("a name or a .toml file; all rows of FILE ran on it.")
-@options.output("the calibrated cluster (.toml).")
-@click.option(
-    "--curve",
-    default="0,1,3,10,30",
-    show_default=True,
-    metavar="N,…",
-    help="Also measure the error on unseen runs after calibrating with N runs.",
-)
-@options.allow_code()
-@options.json()
-def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool, as_json: bool) -> None:
+@asks(CalibrateAsk, Shown, defaults={"output": MISSING, "curve": "0,1,3,10,30"})
+def calibrate(ask: CalibrateAsk, shown: Shown) -> None:
     """Fit the parameters of a cluster that datasheets do not state to its measured runs; write a cluster file.
 
     FILE is a table (.csv, .csv.gz or .parquet). Each row has at least model, n_gpus and step_time_s; the reference
@@ -41,22 +33,15 @@ def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool
     from traincast.calibrating.calibrate import calibrate as learn
     from traincast.measured import count_assumptions
 
-    sizes = _sizes(curve)
+    output = Path(str(ask.output))
     with progress_bar("calibration") as progress:
-        result = learn(file, cluster=cluster, output=output, curve=sizes, allow_code=allow_code, progress=progress)
-    if as_json:
-        print_json({"output": str(Path(output)), **result.to_dict()})
+        result = learn(replace(ask, progress=progress))
+    if shown.as_json:
+        print_json({"output": str(output), **result.to_dict()})
         return
-    _show(result.fit, result.skipped, Path(output))
+    _show(result.fit, result.skipped, output)
     for name, count in count_assumptions(run.assumed for run in result.runs).items():
         console().print(f"[dim]assumed in {count} of {len(result.runs)} runs: {plain(name)}[/dim]", highlight=False)
-
-
-def _sizes(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isascii() and part.isdigit() and int(part) <= 100_000 for part in parts):
-        raise RequestError(f"--curve {text!r}: expected whole numbers of runs, such as 0,1,3,10,30")
-    return sorted({int(part) for part in parts})
 
 
 def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
+from msgspec import Meta
 
+from traincast.ask import Option
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar
-from traincast.errors import RequestError
+from traincast.validating.ask import TableKind, ValidateAsk, refused
 
 if TYPE_CHECKING:
     from traincast.validating.operators import OperatorValidation
@@ -32,37 +37,28 @@ def validate() -> None:
 
 
 @validate.command(name="operators", epilog=options.example("validate operators operators.parquet --where device=A100"))
-@click.argument("file")
-@click.option("--rows", type=options.COUNT, metavar="N", help="Use an even sample of N rows.")
-@options.where()
-@options.bundle()
-@options.json()
-def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple[str, ...], as_json: bool) -> None:
+@asks(ValidateAsk, Shown, without=refused("operators"))
+def operators(ask: ValidateAsk, shown: Shown) -> None:
     """Compare estimates of single operators on one device with FILE."""
     from traincast.validating.operators import OperatorValidation
-    from traincast.validating.validate import validate as compare
 
-    with progress_bar("operators") as progress:
-        result = compare(file, kind="operators", rows=rows, where=conditions(where), bundles=bundle, progress=progress)
+    result = _compared(ask, "operators")
     assert isinstance(result, OperatorValidation)
-    if as_json:
+    if shown.as_json:
         for line in result.json_lines():
             click.echo(line)
         return
     _show(result, as_json=False)
     _show_cells(result)
-    _say_if_trained_on(Path(file), [Path(b) for b in bundle])
+    _say_if_trained_on(Path(ask.table), [Path(bundle) for bundle in ask.bundles])
 
 
-def conditions(texts: tuple[str, ...]) -> dict[str, set[str]]:
-    """Parse ``device=A100,op=gemm`` into the accepted values of each column."""
-    found: dict[str, set[str]] = {}
-    for pair in (part for text in texts for part in text.split(",")):
-        name, sign, value = pair.partition("=")
-        if not sign or not name.strip() or not value.strip():
-            raise RequestError(f"--where {pair!r} is not of the form NAME=VALUE")
-        found.setdefault(name.strip(), set()).add(value.strip())
-    return found
+def _compared(ask: ValidateAsk, kind: TableKind) -> Validation:
+    """Compare with a table of this kind, and show the progress."""
+    from traincast.validating.validate import validate as compare
+
+    with progress_bar(kind) as progress:
+        return compare(replace(ask, kind=kind, progress=progress))
 
 
 def _say_if_trained_on(path: Path, bundles: list[Path]) -> None:
@@ -100,112 +96,64 @@ def _show_cells(result: OperatorValidation) -> None:
 @validate.command(
     name="collectives", epilog=options.example("validate collectives collectives.parquet --own-points 10")
 )
-@click.argument("file")
-@click.option(
-    "--own-points",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="K",
-    help="Adapt the estimates of each system without a fit of its own to K of its rows, chosen evenly over sizes and "
-    "ranks. These rows are skipped, the others are compared.",
-)
-@options.bundle()
-@options.json()
-def collectives(file: str, own_points: int, bundle: tuple[str, ...], as_json: bool) -> None:
+@asks(ValidateAsk, Shown, without=refused("collectives"), defaults={"own_points": 0})
+def collectives(ask: ValidateAsk, shown: Shown) -> None:
     """Compare estimates of single collectives and transfers with FILE.
 
     The table's `system` column names the machine of a row. A system that no bundle was fitted to is estimated from what
     is known of other systems.
     """
-    from traincast.validating.validate import validate as compare
+    _show(_compared(ask, "collectives"), as_json=shown.as_json)
 
-    with progress_bar("collectives") as progress:
-        result = compare(file, kind="collectives", bundles=bundle, own_points=own_points, progress=progress)
-    _show(result, as_json=as_json)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsShown(Shown):
+    """What ``validate steps`` shows."""
+
+    row: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Option("Show where the time of one row went, counted from 0.", "ROW", flag="--explain"),
+    ] = None
 
 
 @validate.command(name="steps", epilog=options.example("validate steps runs.csv --cluster dgx-h100 --explain 3"))
-@click.argument("file")
-@options.cluster("a name or a .toml file; all rows ran on it. If omitted, each row names its own.", required=False)
-@options.uncalibrated()
-@options.dialect()
-@click.option(
-    "--explain", type=click.IntRange(min=0), metavar="ROW", help="Show where the time of one row went, counted from 0."
-)
-@options.allow_code()
-@options.json()
-def steps(
-    file: str,
-    cluster: str | None,
-    uncalibrated: bool,
-    dialect: str | None,
-    explain: int | None,
-    allow_code: bool,
-    as_json: bool,
-) -> None:
+@asks(ValidateAsk, StepsShown, without=refused("steps"))
+def steps(ask: ValidateAsk, shown: StepsShown) -> None:
     """Compare forecasts of training steps of language models with FILE; each row states its strategy."""
-    from traincast.cluster import load_cluster
-    from traincast.validating.validate import validate as compare
-
-    place = load_cluster(cluster, whole_nodes=True) if cluster else None
-    if explain is not None:
-        from traincast.calibrating.explain import explain_row
-        from traincast.cli.real_runs.explain import show_explanation
-        from traincast.measured.dialect import load_dialect
-
-        found = explain_row(
-            Path(file),
-            explain,
-            cluster=place,
-            calibrated=not uncalibrated,
-            allow_code=allow_code,
-            dialect=load_dialect(Path(dialect)) if dialect else None,
-        )
-        show_explanation(found, as_json=as_json)
+    if shown.row is None:
+        _show(_compared(ask, "steps"), as_json=shown.as_json)
         return
-    with progress_bar("steps") as progress:
-        result = compare(
-            file,
-            kind="steps",
-            cluster=place,
-            calibrated=not uncalibrated,
-            allow_code=allow_code,
-            dialect=dialect,
-            progress=progress,
-        )
-    _show(result, as_json=as_json)
+    from traincast.calibrating.explain import explain_row
+    from traincast.cli.real_runs.explain import show_explanation
+    from traincast.cluster import load_cluster
+    from traincast.measured.dialect import load_dialect
+
+    found = explain_row(
+        Path(ask.table),
+        shown.row,
+        cluster=load_cluster(str(ask.cluster), whole_nodes=True) if ask.cluster else None,
+        calibrated=ask.calibrated,
+        allow_code=ask.allow_code,
+        dialect=load_dialect(Path(ask.dialect)) if ask.dialect else None,
+    )
+    show_explanation(found, as_json=shown.as_json)
 
 
 @validate.command(name="dp-steps", epilog=options.example("validate dp-steps runs.csv"))
-@click.argument("file")
-@options.uncalibrated()
-@options.dialect()
-@options.json()
-def dp_steps(file: str, uncalibrated: bool, dialect: str | None, as_json: bool) -> None:
+@asks(ValidateAsk, Shown, without=refused("dp-steps"))
+def dp_steps(ask: ValidateAsk, shown: Shown) -> None:
     """Compare forecasts of data-parallel training steps of any model with FILE."""
-    from traincast.validating.validate import validate as compare
-
-    with progress_bar("dp-steps") as progress:
-        result = compare(file, kind="dp-steps", calibrated=not uncalibrated, dialect=dialect, progress=progress)
-    _show(result, as_json=as_json)
+    _show(_compared(ask, "dp-steps"), as_json=shown.as_json)
 
 
 @validate.command(name="finetune", epilog=options.example("validate finetune runs.csv"))
-@click.argument("file")
-@options.uncalibrated()
-@options.dialect()
-@options.json()
-def finetune(file: str, uncalibrated: bool, dialect: str | None, as_json: bool) -> None:
+@asks(ValidateAsk, Shown, without=refused("finetune"))
+def finetune(ask: ValidateAsk, shown: Shown) -> None:
     """Compare forecasts of fine-tuning runs with FILE: full, LoRA, QLoRA and other adapters.
 
     Memory is compared in the kind that a row states: allocated, reserved, or as nvidia-smi shows it.
     """
-    from traincast.validating.validate import validate as compare
-
-    with progress_bar("finetune") as progress:
-        result = compare(file, kind="finetune", calibrated=not uncalibrated, dialect=dialect, progress=progress)
-    _show(result, as_json=as_json)
+    _show(_compared(ask, "finetune"), as_json=shown.as_json)
 
 
 def _show(result: Validation, *, as_json: bool) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from traincast.ask import HTML, Option
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, plain, print_json, print_table
 from traincast.cli.real_runs.testbed_tables import signed
-from traincast.cli.resources.options import hz
+from traincast.cli.resources.ask import ComparedWith
 from traincast.cli.resources.tables import amounts, show_refused
 from traincast.errors import RequestError
 from traincast.files import check_outputs, write_text
@@ -21,26 +25,27 @@ if TYPE_CHECKING:
     from traincast.resources.comparing import ResourceComparison
 
 
+@dataclass(frozen=True, slots=True)
+class CompareShown(Shown):
+    """The folder of the run, after the file of its forecast if there is one, and how both are shown."""
+
+    paths: Annotated[tuple[str, ...], Option("The folder of a run.", "[FORECAST.json] RUN")]
+    _: KW_ONLY
+    html: Annotated[str | None, HTML] = None
+
+
 @click.command(
     short_help="Compare a sampled run with its forecast.",
     epilog=options.example("resources compare run --html compare.html"),
 )
-@click.argument("paths", nargs=-1, required=True, metavar="[FORECAST.json] RUN")
-@click.option(
-    "--events",
-    metavar="FOLDER",
-    help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have. If omitted, "
-    "RUN/events is used if it exists.",
-)
-@hz()
-@options.html()
-@options.json()
-def compare(paths: tuple[str, ...], events: str | None, hz: float | None, html: str | None, as_json: bool) -> None:
+@asks(ComparedWith, CompareShown)
+def compare(given: ComparedWith, shown: CompareShown) -> None:
     """Lay what the testbed run in the folder RUN drew over its forecast, and tell the error of each figure.
 
     RUN was made by `traincast testbed run --monitor`. Its forecast is made from its recorded request, or read from
     FORECAST.json, which `traincast predict --resources --json` wrote; such a file has figures, and no curves.
     """
+    paths, html = shown.paths, shown.html
     if len(paths) > 2:
         raise RequestError(f"{len(paths)} paths given: expected RUN, or FORECAST.json and RUN")
     run, forecast = Path(paths[-1]), Path(paths[0]) if len(paths) == 2 else None
@@ -50,12 +55,12 @@ def compare(paths: tuple[str, ...], events: str | None, hz: float | None, html: 
             raise RequestError("FORECAST.json has figures alone, without curves: leave --html out")
     from traincast.cli.resources.real_runs import compare_resources
 
-    found = compare_resources(run, forecast=forecast, events=events, hz=hz)
+    found = compare_resources(run, forecast=forecast, events=given.events, hz=given.hz)
     if html is not None:
         from traincast.resources.sampled_page import compared_page
 
         write_text(Path(html), compared_page(found.comparison, _about(found)))
-    if as_json:
+    if shown.as_json:
         print_json(found.to_dict())
         return
     _show(found.comparison, _about(found))

@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from traincast.ask import HTML, Option
 from traincast.cli import options
+from traincast.cli.derive import asks
+from traincast.cli.options import Shown
 from traincast.cli.output import console, plain, print_json, print_table
+from traincast.cli.resources.ask import MonitorAsk
 from traincast.cli.resources.tables import amounts, show_refused
 from traincast.errors import TraincastError
 from traincast.units import format_bytes, format_seconds
@@ -20,39 +25,20 @@ if TYPE_CHECKING:
     from traincast.cli.resources.monitored import MonitoredRun
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorShown(Shown):
+    """What ``monitor`` writes and shows."""
+
+    output: Annotated[str, Option("Write to PATH: the readings, as CSV.", "PATH", short="-o")]
+    html: Annotated[str | None, HTML] = None
+
+
 @click.command(
     short_help="Sample a real run: what it draws from its machine.",
     epilog=options.example("monitor --hz 50 -o readings.csv --html readings.html -- python train.py"),
 )
-@click.option(
-    "--hz",
-    type=float,
-    default=50.0,
-    show_default=True,
-    metavar="RATE",
-    help="Samples per second, as a monitor would take them; from 10 to 100.",
-)
-@click.option("--pid", type=options.COUNT, metavar="PID", help="Sample this process, which runs already.")
-@click.option("--for", "for_s", type=options.TIME, metavar="TIME", help="Stop sampling after this time.")
-@click.option(
-    "--link-rate",
-    metavar="RATE",
-    help="Rate of the machine's network link, such as 1Gbit, of which network amounts are shares. Detected if omitted.",
-)
-@options.output("the readings, as CSV.")
-@options.html()
-@options.json()
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def monitor(
-    hz: float,
-    pid: int | None,
-    for_s: float | None,
-    link_rate: str | None,
-    output: str,
-    html: str | None,
-    as_json: bool,
-    command: tuple[str, ...],
-) -> None:
+@asks(MonitorAsk, MonitorShown)
+def monitor(ask: MonitorAsk, shown: MonitorShown) -> None:
     """Run COMMAND, sample it until it ends, and tell what it drew: devices, memory traffic, network.
 
     The exit code is that of COMMAND (128 + n if signal n ended it), however short it was. Ctrl-C reaches COMMAND; the
@@ -62,18 +48,19 @@ def monitor(
     from traincast.cli.resources.monitored import check_monitor_outputs
     from traincast.cli.resources.monitored import monitor as run
 
-    check_monitor_outputs({"-o": Path(output)} | ({"--html": Path(html)} if html else {}), command)
-    found = run(command, pid=pid, hz=hz, for_s=for_s, link_rate=link_rate, quiet=as_json)
+    outputs = {"-o": Path(shown.output)} | ({"--html": Path(shown.html)} if shown.html else {})
+    check_monitor_outputs(outputs, ask.command)
+    found = run(replace(ask, quiet=shown.as_json))
     with _exit_code_of(found):
-        found.write_readings(output)
-        if html is not None and found.used is not None:
-            found.write_page(html)
-        if as_json:
+        found.write_readings(shown.output)
+        if shown.html is not None and found.used is not None:
+            found.write_page(shown.html)
+        if shown.as_json:
             print_json(found.to_dict())
         else:
             _show(found)
-            page = f"\npage: {html}" if html and found.used else ""
-            console().print(f"readings: {output}{page}", highlight=False)
+            page = f"\npage: {shown.html}" if shown.html and found.used else ""
+            console().print(f"readings: {shown.output}{page}", highlight=False)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from traincast.ask import verb
+from traincast.cli.resources.ask import MonitorAsk
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.resource_use import RESOURCES
 from traincast.files import check_outputs, write_text
-from traincast.resources.ask import HZ
-from traincast.resources.bursts import RESOURCES
 
 if TYPE_CHECKING:
     from traincast.profiling.monitor.sample import Monitored
@@ -85,15 +86,8 @@ class MonitoredRun:
         write_text(Path(path), monitored_page(self.used, self.readings.columns, self.to_dict()))
 
 
-def monitor(
-    command: Sequence[str] = (),
-    *,
-    pid: int | None = None,
-    hz: float = HZ,
-    for_s: float | None = None,
-    link_rate: str | None = None,
-    quiet: bool = False,
-) -> MonitoredRun:
+@verb(MonitorAsk)
+def monitor(ask: MonitorAsk) -> MonitoredRun:
     """Run ``command`` and sample it ``hz`` times a second until it ends, or sample the process ``pid``.
 
     Sampling stops after ``for_s`` seconds at the latest. Network amounts are shares of ``link_rate``, such as
@@ -101,6 +95,7 @@ def monitor(
     process's standard input and outputs; if ``quiet``, what it writes to standard output goes to standard error. A
     command that fails is no error: its ``exit_code`` is that of the result. Linux only.
     """
+    hz, link_rate, command = ask.hz, ask.link_rate, ask.command
     if not LEAST_HZ <= hz <= MOST_HZ:
         raise RequestError(f"--hz {hz:g}: expected {LEAST_HZ:g} to {MOST_HZ:g} samples per second")
     from traincast.profiling.monitor.network import link_rate as detected
@@ -111,7 +106,7 @@ def monitor(
     rate = detected() if link_rate is None else rate_of(link_rate, "--link-rate")
     if rate is not None and not math.isfinite(rate):
         raise RequestError(f"--link-rate {link_rate}: that is no rate; give one such as 1Gbit, or leave it out")
-    found = sample(command, pid=pid, hz=hz, quiet=quiet, for_s=for_s)
+    found = sample(command, pid=ask.pid, hz=hz, quiet=ask.quiet, for_s=ask.for_s)
     used: MonitoredUse | None = None
     warnings: list[str] = []
     try:
@@ -125,7 +120,7 @@ def monitor(
             "sample that often"
         )
     return MonitoredRun(
-        command=" ".join(command) if command else f"process {pid}",
+        command=" ".join(command) if command else f"process {ask.pid}",
         readings=found,
         used=used,
         warnings=tuple(warnings),

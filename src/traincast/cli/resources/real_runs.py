@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from traincast.ask import verb
+from traincast.cli.resources.ask import ResourceCompareAsk
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.estimate.resource_use import RESOURCES, ResourceUse
+from traincast.resolve import stated_strategy
 from traincast.resources.comparing import ResourceComparison, compared, compared_figures
 from traincast.resources.curves import Curves
 from traincast.resources.forecasting import forecast_curves
 from traincast.resources.sampled import Counters, RankPeaks, mean_step, observed, read_counters
 from traincast.schema import convert
-from traincast.testbed.compare import cost_model_of, forecast_of
+from traincast.testbed.compare import ask_of_run, cost_model_of, forecast_of
 from traincast.testbed.folder import RunFolder, read_run_folder
 from traincast.testbed.request import REAL, rate_of
 from traincast.testbed.sampling import RESOURCES as READINGS
@@ -74,13 +77,8 @@ class ComparedRun:
         }
 
 
-def compare_resources(
-    run: Path | str,
-    *,
-    forecast: Path | str | None = None,
-    events: Path | str | None = None,
-    hz: float | None = None,
-) -> ComparedRun:
+@verb(ResourceCompareAsk)
+def compare_resources(ask: ResourceCompareAsk) -> ComparedRun:
     """Lay what the testbed run in the folder ``run`` drew over its forecast, and tell the error of each figure.
 
     ``run`` was made with a sampler (``testbed run --monitor``). Its forecast is made from its recorded request, with
@@ -88,11 +86,12 @@ def compare_resources(
     a file that ``predict --resources --json`` wrote instead: it has figures, and no curves. Both sides have ``hz``
     samples per second: as many as the sampler read, unless stated, and never more.
     """
-    folder, sampled = Path(run), sampled_run(Path(run))
-    if forecast is not None:
+    folder, sampled = Path(ask.run), sampled_run(Path(ask.run))
+    events, hz = ask.events, ask.hz
+    if ask.forecast is not None:
         if events is not None:
             raise RequestError("FORECAST.json has figures alone, without times: leave --events out")
-        found = _with_figures(Path(forecast), sampled, hz or None)
+        found = _with_figures(Path(ask.forecast), sampled, hz or None)
         return ComparedRun(comparison=found, record=sampled.record, events=None)
     if events is not None and not Path(events).is_dir():
         raise RequestError(f"--events {events}: there is no such folder; `traincast profile events -o` writes one")
@@ -148,12 +147,10 @@ def _with_figures(forecast: Path, sampled: SampledRun, hz: float | None) -> Reso
 
 def _peaks(run: Path, record: RunFolder) -> list[RankPeaks]:
     """The peaks of all ranks; those of parameter servers follow, whose links have the rate of the network."""
-    from traincast.strategy import parse_strategy
-
     cluster = load_cluster(str(run / record.cluster), hosts=True)
     memory = None if record.compute == REAL else cluster.device.memory_bandwidth
     rate = rate_of(record.network)
     links = [place.rate for place in record.ranks]
-    servers = parse_strategy(record.strategy, global_batch=record.global_batch).servers
+    servers = stated_strategy(ask_of_run(run, record)).servers
     links += [rate if np.isfinite(rate) else None] * servers
     return [RankPeaks(memory=memory, link=link) for link in links]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from traincast.estimate.resource_use import ResourceUse
     from traincast.forecast import Forecast
     from traincast.report import Report
-    from traincast.resources.bursts import ResourceUse
     from traincast.resources.curves import Curves
     from traincast.resources.forecasting import ResourceForecast
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from traincast.cli import options
 from traincast.cli.derive import asks
-from traincast.cli.options import JSON
+from traincast.cli.options import Shown
 from traincast.cli.output import console, print_json, print_table, traced
 from traincast.cli.resources.tables import amounts, show_refused
 from traincast.resources.ask import WhatIfAsk
@@ -22,19 +21,12 @@ _SAME: Final = 0.005
 """A relative change below this is not worth a mention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfShown:
-    """How ``resources whatif`` shows its answer."""
-
-    as_json: Annotated[bool, JSON] = False
-
-
 @click.command(
     short_help="Ask what another GPU, other workers or another batch would change.",
     epilog=options.example("resources whatif resnet50 --cluster dgx-a100:1 --global-batch 512 --to-gpu h100-sxm5-80gb"),
 )
-@asks(WhatIfAsk, WhatIfShown, defaults={"hz": None})
-def whatif(ask: WhatIfAsk, shown: WhatIfShown) -> None:
+@asks(WhatIfAsk, Shown, defaults={"hz": None})
+def whatif(ask: WhatIfAsk, shown: Shown) -> None:
     """Forecast what MODEL draws as it is, and with the change that the options --to-… ask for."""
     from traincast.resources.whatif import whatif_resources
 

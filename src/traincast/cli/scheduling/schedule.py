@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from traincast.ask import Option
+from traincast.ask import HTML, Option, Workers
 from traincast.cli import options
 from traincast.cli.derive import asks
-from traincast.cli.options import ADDRESS, ENGINE, HTML, JSON, Workers
+from traincast.cli.options import ADDRESS, ENGINE, Shown
 from traincast.cli.output import console, plain, print_json, progress_bar
-from traincast.cli.scheduling.ask import ScheduleAsk
 from traincast.cli.scheduling.tables import means, shares_data, show, show_shares
 from traincast.files import check_outputs
+from traincast.scheduling.ask import ScheduleAsk
 
 if TYPE_CHECKING:
     from traincast.engines import Engine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleShown:
+class ScheduleShown(Shown):
     """Where the runs of a study run, and what ``schedule`` shows and writes."""
 
     engine: Annotated[str, ENGINE] = "local"
@@ -36,7 +36,6 @@ class ScheduleShown:
     address: Annotated[str | None, ADDRESS] = None
     jobs_out: Annotated[str | None, Option("Write the outcome of each job.", "FILE.csv")] = None
     html: Annotated[str | None, HTML] = None
-    as_json: Annotated[bool, JSON] = False
 
     def runner(self) -> Engine | None:
         """Return the engine that runs a study; ``None`` if this process runs it."""
@@ -58,32 +57,15 @@ def schedule(ask: ScheduleAsk, shown: ScheduleShown) -> None:
     JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …), or a published log of Philly, Helios or
     Alibaba, or one in the Standard Workload Format. A time is 90s, 30min, 2h or 14d; without a unit, seconds.
     """
-    from traincast.scheduling.schedule import prepare, read_log
+    from traincast.scheduling.schedule import check_names, prepared
 
     _check_outputs(ask.jobs, shown)
     policies, shares, seeds = ask.policies(), ask.shares(), ask.every_seed()
-    ask.check_names()
+    check_names(ask)
     kinds, loads = ask.beliefs(), ask.loads()
     runner = shown.runner()
-    costs, failures = ask.costs(), ask.failures()
-    shared, notes = ask.cluster()
-    log = read_log(ask.jobs, format=ask.format, drop_invalid=ask.drop_invalid)
     with progress_bar("forecasts") as progress:
-        queue = prepare(
-            log,
-            shared,
-            estimates=kinds[0],
-            costs=costs,
-            failures=failures,
-            load=loads[0],
-            oversize=ask.oversize,  # type: ignore[arg-type]  # its reader has checked it
-            any_gpu=ask.any_gpu,
-            hardware=ask.hardware_by_type(),
-            allow_code=ask.allow_code,
-            notes=notes,
-            progress=progress,
-        )
-        queue = queue.sharing() if shares else queue
+        queue = prepared(ask, progress=progress)
         queues = [queue, *(queue.believing(name, progress=progress) for name in kinds[1:])]
     _show_notes(queue.notes, quiet=shown.as_json)
     placement = next(iter(shares.values()), ask.placement)

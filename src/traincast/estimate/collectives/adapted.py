@@ -192,7 +192,7 @@ class AdaptedSystem:
 
 
 def adapted_from(prior: SystemPrior, arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) -> AdaptedSystem:
-    """The system that :meth:`AdaptedSystem.packed` gave arrays and card entry of."""
+    """Return the system from the arrays and the card entry that :meth:`AdaptedSystem.packed` returned."""
     try:
         settings = unpacked_settings(arrays, "own", card["words"])
         points = Points(

@@ -6,7 +6,7 @@ group of one, and never get cheaper with more bytes or more ranks.
 
 Papers: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005);
 Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009);
-Cho et al., "BlueConnect" (2019) for the hierarchical one; Hu et al., "Demystifying NCCL" (2025) for protocols.
+Hu et al., "Demystifying NCCL" (2025) for protocols.
 """
 
 from __future__ import annotations
@@ -63,25 +63,6 @@ def multicast_all_reduce(nbytes: Amount, ranks: Amount, bandwidth: Amount, laten
     """The switch adds and copies (NVLink SHARP): each rank sends every byte once, S/B + 2α for n > 1."""
     several = np.minimum(1.0, ranks - 1.0)
     return several * (nbytes / bandwidth + 2.0 * latency)
-
-
-def hierarchical_all_reduce(
-    nbytes: Amount,
-    *,
-    ranks_per_node: Amount,
-    nodes: Amount,
-    bandwidth: Amount,
-    latency: Amount,
-    node_bandwidth: Amount,
-    node_latency: Amount,
-) -> Amount:
-    """Reduce-scatter in a node, all-reduce between nodes on every rail, all-gather in the node (BlueConnect).
-
-    Ring times 2(r−1)/r · S/B + 2(r−1) · α inside plus 2(N−1)/N · S/Bₙ + 2(N−1) · αₙ between, where Bₙ is
-    what all NICs of a node carry together: each of r rails has 1/r of the bytes and of the bandwidth.
-    """
-    inside = ring_all_reduce(nbytes, ranks_per_node, bandwidth, latency)
-    return inside + ring_all_reduce(nbytes, nodes, node_bandwidth, node_latency)
 
 
 def pairwise_all_to_all(nbytes: Amount, ranks: Amount, bandwidth: Amount, latency: Amount) -> Amount:

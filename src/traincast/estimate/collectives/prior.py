@@ -224,7 +224,7 @@ class SystemPrior:
 
 
 def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) -> SystemPrior:
-    """The prior that :meth:`SystemPrior.packed` gave arrays and card entry of."""
+    """Return the prior from the arrays and the card entry that :meth:`SystemPrior.packed` returned."""
     try:
         if tuple(card["features"]) != FEATURES:
             raise ValueError(f"its features are {card['features']!r}: this version has {', '.join(FEATURES)}")
@@ -265,7 +265,7 @@ def packed_settings(settings: Sequence[CollectiveSetting], name: str) -> tuple[d
 def unpacked_settings(
     arrays: Mapping[str, npt.NDArray[Any]], name: str, words: Sequence[str]
 ) -> tuple[CollectiveSetting, ...]:
-    """The settings that :func:`packed_settings` gave arrays and texts of."""
+    """Return the settings from the arrays and texts that :func:`packed_settings` returned."""
     texts, numbers = arrays[f"{name}_texts"], arrays[f"{name}_numbers"]
     if texts.shape != (len(numbers), len(FEATURES)) or numbers.shape[1:] != (2,):
         raise ValueError(f"{name}_texts has the shape {texts.shape}: expected {len(FEATURES)} texts of each setting")

@@ -45,7 +45,7 @@ COLUMNS: Final[Mapping[str, str]] = {
 """Columns of the table, with the Arrow type of each.
 
 ``num_ranks`` of an operator is the number of processes that computed at the same time. The "seconds" of interference
-are ratios (see :mod:`traincast.profiling.events_beside`). ``source`` is ``measured`` or ``emulated``. ``fixed_s`` is
+are ratios (see :mod:`traincast.profiling.events.network`). ``source`` is ``measured`` or ``emulated``. ``fixed_s`` is
 the part of the mean that does not grow with an operator's size (0: not known); older folders do not have it.
 """
 _OPTIONAL: Final = frozenset({"fixed_s"})

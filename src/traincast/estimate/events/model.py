@@ -109,7 +109,7 @@ class Events:
 
 
 def _best(tables: dict[int, T], several: bool) -> list[T]:
-    """Return the tables, the one measured under the conditions that are asked for first."""
+    """Return the tables, those first that were measured with ``several`` processes at once, or with one alone."""
     order = sorted(tables, key=lambda n: ((n > 1) != several, n))
     return [tables[n] for n in order]
 

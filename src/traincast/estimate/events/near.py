@@ -10,8 +10,8 @@ not grow: what the host takes beside the operator, if the events state it, and a
 operator. Two measured sizes give both ends: between them the results of both are mixed by the logarithm
 of the size. What is special about a machine and a kernel is in t(m)/e(m), which is only carried, never assumed.
 
-An operator without one alike takes its estimate, times what operators of its class (products, or works of memory, of
-its dtype) of about its size took over their estimates on this machine.
+If no measured operator is alike, the estimate is corrected: it is multiplied by the ratio of measured to estimated time
+of operators of about the same size and of the same class (products, or memory-bound operators, of one dtype).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 Shapes = tuple[tuple[int, ...], ...]
 
 _LEAST: Final = 8
-"""Measured operators from which their least time, or their ratios to estimates, say something about others."""
+"""Fewest measured operators whose least time, or whose ratios to estimates, are applied to other operators."""
 _NEAR: Final = 1.5
 """Width, in factors of two of the estimate, within which operators of a class count for one another."""
 _SHARE: Final = 0.9
@@ -177,7 +177,7 @@ def anchor_of(key: str, seconds: float, low: float, high: float, *, fixed: float
 
 
 def common_factor(wanted: Operator, measured: Operator) -> float | None:
-    """Return the factor by which all sizes that differ do so, or ``None`` if there is no such factor.
+    """Return the one factor between all sizes that differ, or ``None`` if they differ by several factors.
 
     >>> small = Operator(name="mm", kind=OpKind.GEMM, phase=Phase.FORWARD, outputs=(), inputs=(
     ...     TensorSpec((8, 32), DType.FP32), TensorSpec((32, 16), DType.FP32)))

@@ -104,7 +104,7 @@ class Cell:
         named = [name in known or known.issuperset(self._both(name)) for name, *_ in shapes.details]
         found = np.array(named, dtype=bool)[shapes.which]
         if self.points is not None:
-            return found & plain(shapes)
+            return found & like_bare(shapes)
         if self.family == "conv":
             low, high = self._domains(shapes)
             own = [FAMILIES["conv"].sizes.index(name) for name in ("kh", "kw", "stride")]
@@ -202,10 +202,11 @@ def places_of(shapes: Shapes) -> npt.NDArray[np.float32]:
 
 
 def filling(shapes: Shapes, num_sms: Floats) -> Floats:
-    """Log of 1 + :data:`RAMP` / waves, for convolutions: what a device loses that an operator does not fill.
+    """Log of 1 + :data:`RAMP` / waves, for convolutions: the loss while an operator is too small to fill the device.
 
-    Waves are output tiles per SM. Forward writes rows · channels, the gradient by inputs the input, and the gradient by
-    weights the weight, once for every 1,024 rows, whose sums are shared out.
+    Waves are output tiles per SM. Forward writes rows · channels. The gradient of the inputs writes the input. The
+    gradient of the weights writes the weight once for every 1,024 rows, because thread blocks divide the sum over the
+    rows.
     """
     if shapes.family != "conv":
         return np.zeros(len(shapes))
@@ -217,8 +218,8 @@ def filling(shapes: Shapes, num_sms: Floats) -> Floats:
     return np.asarray(np.log1p(RAMP / waves))
 
 
-def plain(shapes: Shapes) -> npt.NDArray[np.bool_]:
-    """Operators like those that bare kernels were measured of: convolutions of images, without groups."""
+def like_bare(shapes: Shapes) -> npt.NDArray[np.bool_]:
+    """Whether bare kernels were measured for operators of this kind: convolutions of images, without groups."""
     if shapes.family != "conv":
         return np.ones(len(shapes), dtype=bool)
     columns = dict(zip(FAMILIES["conv"].sizes, shapes.sizes.T, strict=True))

@@ -40,9 +40,6 @@ TILES: Final = tuple(
 """Shapes of output tiles that matrix kernels use, by area: the axis along which a network reads an operator."""
 TILE_CHANNELS: Final = ("waves", "wave_fill", "tile_fill", "time", "depth")
 
-DETAILS: Final = ("name", "act", "optimizer", "layout")
-"""Texts that distinguish operators of the same sizes."""
-
 _PASSES: Final = {
     "fwd": 1.0, "bwd": 2.0, "bwd_data": 1.0, "bwd_weight": 1.0, "bwd_grad_act": 1.0, "bwd_grad_w": 1.0,
     "update": 1.0, "fwd+bwd+update": 3.0,
@@ -57,7 +54,8 @@ WIDTHS: Final = ("bytes", "out_bytes")
 class Shapes:
     """Operators of one family as columns: sizes, passes, and which of ``details`` each has.
 
-    One of ``details`` has the texts of :data:`DETAILS`.
+    An entry of ``details`` has the texts that distinguish operators of the same sizes: ``name``, ``act``, ``optimizer``
+    and ``layout``.
     """
 
     family: str
@@ -78,7 +76,7 @@ class Shapes:
         return replace(self, sizes=np.clip(self.sizes, low, high))
 
     def as_wide_as(self, dtype: str) -> Shapes:
-        """The same computed in ``dtype``, to which narrower elements are converted; if it is empty, as they are."""
+        """The same operators with narrower elements converted to ``dtype``; unchanged if it is empty."""
         least = DType(dtype).nbytes if dtype else 0.0
         columns = [i for i, name in enumerate(FAMILIES[self.family].sizes) if name in WIDTHS]
         if not columns or (self.sizes[:, columns[0]] >= least).all():

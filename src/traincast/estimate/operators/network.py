@@ -35,7 +35,7 @@ class Network:
     def __call__(
         self, flat: Floats32, tiles: Floats32, categories: Floats32, *, share: float | npt.NDArray[np.float64] = 1.0
     ) -> npt.NDArray[np.float64]:
-        """``share`` of the log of time over baseline for each row, and all of what was adapted."""
+        """Return ``share`` times the predicted log(time / baseline) of each row, plus the correction ``adapted``."""
         hidden = self.hidden(flat, tiles, categories)
         said = share * (hidden @ self.weights["out.weight"][0] + self.weights["out.bias"])
         if self.adapted is not None:
@@ -43,7 +43,7 @@ class Network:
         return np.asarray(said, dtype=np.float64)
 
     def hidden(self, flat: Floats32, tiles: Floats32, categories: Floats32) -> Floats32:
-        """What the last layer sees of each row."""
+        """Return the input of the last layer for each row."""
         parts = [
             self._hidden(*(x[i : i + _BLOCK] for x in (flat, tiles, categories))) for i in range(0, len(flat), _BLOCK)
         ]

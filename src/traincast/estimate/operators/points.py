@@ -5,10 +5,11 @@ setting, on the same device or one of a near generation. The covariance of log(t
 
     (spread² · exp(−distance) + bias²) · names · dtypes · settings · devices + common²
 
-where ``distance`` is Euclidean between the places of their sizes (:attr:`OperatorFamily.place`), and each other factor
-is 1 for equal ones. With covariance K of the measured operators and noise n, an operator with covariances k to them is
-expected at mean + k · (K + n² I)⁻¹ · (log(time / roofline) − mean): Rasmussen and Williams, "Gaussian Processes for
-Machine Learning" (2006), equation 2.25.
+where ``distance`` is Euclidean between the places of their sizes
+(:attr:`traincast.estimate.operators.families.OperatorFamily.place`), and each other factor is 1 for equal ones. With
+covariance K of the measured operators and noise n, an operator with covariances k to them is expected at mean + k · (K
++ n² I)⁻¹ · (log(time / roofline) − mean): Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006),
+equation 2.25.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Covariance:
     strangers: float = 0.4
 
     def kinship(self, one: Kin, other: Kin) -> float:
-        """The factor of two devices."""
+        """Return the factor of the covariance for two devices: 1 for the same device, less the more they differ."""
         if one.name == other.name:
             return 1.0
         if one.architecture == other.architecture:
@@ -65,7 +66,7 @@ class Covariance:
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """What kinship reads of a device."""
+    """The properties of a device from which kinship is computed."""
 
     name: str
     architecture: str

@@ -55,7 +55,7 @@ class Trees:
         return total
 
     def _few(self, table: npt.NDArray[np.float32], nodes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-        """The same for a few rows, all trees at once: sooner done than a compiler is loaded."""
+        """The same for few rows, with all trees at once: this takes less time than loading a compiler."""
         edges = [self.cuts[a:b] for a, b in pairwise(self.starts.tolist())]
         bins = np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, table.T, strict=True)], axis=1)
         tree = np.arange(len(nodes))[None, :]

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from traincast.ask import File, verb
 from traincast.errors import RequestError, TraincastError
 from traincast.estimate.bundle import check_output
+from traincast.estimate.inspector.amounts import Amounts, Floats, amounts_of
+from traincast.estimate.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
+from traincast.estimate.inspector.communities import Ints
+from traincast.estimate.inspector.evaluate import TrainedInspector
+from traincast.estimate.inspector.features import inputs_of
+from traincast.estimate.inspector.grouping import Grouping
+from traincast.estimate.inspector.targets import TARGETS
+from traincast.fitting.inspector.ask import ResourceFitAsk
 from traincast.fitting.inspector.rivals import mean_rival, trees_rival
 from traincast.fitting.inspector.runs import ObservedRun, read_runs
+from traincast.fitting.inspector.scores import FigureScore, by_resource, score, spread, uses_of_runs
 from traincast.fitting.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, train
 from traincast.graph.zoo import card
-from traincast.resources.inspector.amounts import Floats, amounts_of, type_weights
-from traincast.resources.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
-from traincast.resources.inspector.communities import Ints
-from traincast.resources.inspector.evaluate import InspectorShape, TrainedInspector
-from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, inputs_of
-from traincast.resources.inspector.grouping import Grouping, batches_by_size
-from traincast.resources.inspector.targets import TARGETS, FigureScore, by_resource, score, spread, uses_of_runs
+from traincast.resources.inspected import setting_of
 
 Split = Literal["models", "settings", "runs"]
 
@@ -31,6 +36,16 @@ Split = Literal["models", "settings", "runs"]
 def types_of(runs: Sequence[ObservedRun]) -> dict[str, float]:
     """Return the weights of the types of operators in the graphs of ``runs``, each graph counted once."""
     return type_weights({id(run.request.graph): amounts_of(run.request.graph) for run in runs}.values())
+
+
+def type_weights(graphs: Iterable[Amounts]) -> dict[str, float]:
+    """Return the weight of each type of operator: minus the logarithm (base 10) of its share in all ``graphs``."""
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        for kind, count in zip(graph.kind, graph.count.tolist(), strict=True):
+            total[kind] += int(count)
+    every = sum(total.values())
+    return {kind: round(float(-np.log10(count / every)), 6) for kind, count in sorted(total.items())}
 
 
 def examples_of(
@@ -45,11 +60,17 @@ def examples_of(
             groups[row] = number
     return RunExamples(
         inputs=[
-            inputs_of(run.request, grouping=grouping, weights=types, groups=number)
+            inputs_of(run.request.graph, setting_of(run.request), grouping=grouping, weights=types, groups=number)
             for run, number in zip(runs, groups, strict=True)
         ],
         uses=uses_of_runs([run.uses for run in runs]),
     )
+
+
+def batches_by_size(sizes: Sequence[int], batch: int) -> list[Ints]:
+    """Return the numbers of the graphs of each batch: sorted by size, so that graphs of a batch are alike."""
+    order = np.argsort(np.asarray(sizes), kind="stable").astype(np.int64)
+    return [order[i : i + batch] for i in range(0, len(order), batch)]
 
 
 def family_of(model: str) -> str:
@@ -69,9 +90,6 @@ def folds(runs: Sequence[ObservedRun], *, by: Split, number: int = 5, seed: int 
     mixed = {key: hashlib.sha256(f"{seed} {key}".encode()).digest() for key in set(keys)}
     order = {key: place for place, key in enumerate(sorted(mixed, key=lambda key: mixed[key]))}
     return np.array([order[key] % number for key in keys], dtype=np.int64)
-
-
-Warn = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,35 +125,26 @@ class ResourceFit:
         }
 
 
-def fit_resources(
-    tables: Sequence[str | Path],
-    *,
-    output: str | Path,
-    start: str | Path | None = None,
-    grouping: Grouping | None = None,
-    shape: InspectorShape | None = None,
-    config: InspectorTraining | None = None,
-    rivals: bool = False,
-    warn: Warn | None = None,
-) -> ResourceFit:
+@verb(ResourceFitAsk)
+def fit_resources(ask: ResourceFitAsk) -> ResourceFit:
     """Train an inspector on the runs of ``tables``, and write it to the folder ``output``.
 
     ``start`` is a bundle (or ``shipped``) to adapt to the setting of the tables: it keeps its grouping, and its first
     layers. One fifth of the models (whole families) is held out to judge the inspector; then it is trained again on all
     runs. A table of fewer than five families holds out single runs instead.
     """
-    check_output(Path(output))
-    config = config or InspectorTraining()
-    base = None if start is None else load_inspector(inspector_path(start))
-    runs, problems = read_runs([Path(table) for table in tables])
-    if warn is not None and problems:
-        warn(problems)
+    check_output(Path(ask.output))
+    config = ask.config or InspectorTraining()
+    base = None if ask.start is None else load_inspector(inspector_path(ask.start))
+    runs, problems = read_runs([Path(table) for table in ask.tables])
+    if ask.warn is not None and problems:
+        ask.warn(problems)
     by: Split = "models" if len({family_of(run.model) for run in runs}) >= 5 else "runs"
     if len(runs) < FEWEST_RUNS:
         raise RequestError(f"{len(runs)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
     fold = folds(runs, by=by, seed=config.seed)
     known, unknown = np.flatnonzero(fold > 0), np.flatnonzero(fold == 0)
-    grouping = grouping or (Grouping() if base is None else base.grouping)
+    grouping = ask.grouping or (Grouping() if base is None else base.grouping)
     if base is not None and grouping != base.grouping:
         raise RequestError("an adapted inspector keeps the grouping of its base: leave out the grouping")
     types = types_of(runs) if base is None else base.types
@@ -143,11 +152,11 @@ def fit_resources(
     learned, asked = examples.take(known), examples.take(unknown)
     first = None if base is None else base.network
     began = time.perf_counter()
-    judged = train(learned, shape=shape, config=config, start=first)
+    judged = train(learned, shape=ask.shape, config=config, start=first)
     train_s = time.perf_counter() - began
     values, right = predictions(judged, asked)
     scores = score(values, asked.uses.values)
-    final = train(examples, shape=shape, config=config, start=first)
+    final = train(examples, shape=ask.shape, config=config, start=first)
     model = InspectorModel(
         network=final,
         grouping=grouping,
@@ -156,10 +165,10 @@ def fit_resources(
         settings=tuple(sorted({run.setting for run in runs})),
         scores=by_resource(scores),
     )
-    save_inspector(Path(output), model, data=_data(tables, runs, by))
-    others = {"mean": mean_rival, "LightGBM": trees_rival} if rivals else {}
+    save_inspector(Path(ask.output), model, data=_data(ask.tables, runs, by))
+    others = {"mean": mean_rival, "LightGBM": trees_rival} if ask.rivals else {}
     return ResourceFit(
-        bundle=Path(output),
+        bundle=Path(ask.output),
         model=model,
         runs=len(runs),
         held_out=f"{len(unknown)} runs" + (" of other families of models" if by == "models" else ""),
@@ -178,12 +187,7 @@ def predictions(network: TrainedInspector, examples: RunExamples) -> tuple[Float
     return np.stack([values for values, _ in said]), float((patterns == examples.uses.pattern).mean())
 
 
-def default_shape(**changes: Any) -> InspectorShape:
-    """Return the usual shape of an inspector, with ``changes`` of its fields."""
-    return replace(InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES)), **changes)
-
-
-def _data(tables: Sequence[str | Path], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:
+def _data(tables: Sequence[File], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:
     digest = hashlib.sha256(b"".join(Path(table).read_bytes() for table in tables)).hexdigest()
     return {
         "tables": [Path(table).name for table in tables],

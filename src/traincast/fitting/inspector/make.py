@@ -14,13 +14,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from traincast.engines import Engine, local_engine
+from traincast.ask import verb
+from traincast.engines import local_engine
 from traincast.errors import RequestError, TraincastError
+from traincast.estimate.resource_use import ResourceUse
+from traincast.fitting.inspector.ask import SimulateAsk
 from traincast.fitting.inspector.runs import request_of, use_columns, write_runs
 from traincast.forecast import forecast
 from traincast.graph.zoo import card, names
 from traincast.journal import Journal, key_of
-from traincast.resources.bursts import ResourceUse
 from traincast.resources.curves import uses_of
 from traincast.resources.forecasting import forecast_curves
 from traincast.strategy import Request
@@ -147,27 +149,20 @@ class MadeRuns:
         return {"table": str(self.table), "runs": self.written, "left_out": self.left_out}
 
 
-def simulate_resources(
-    output: Path | str,
-    *,
-    runs: int = 3000,
-    seed: int = 0,
-    models: Sequence[str] = (),
-    engine: Engine | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> MadeRuns:
+@verb(SimulateAsk)
+def simulate_resources(ask: SimulateAsk) -> MadeRuns:
     """Simulate ``runs`` runs, and write those that are possible to ``output``, a .csv or .csv.gz file.
 
     They are drawn by ``seed`` over all models, or over ``models``. ``engine`` comes from :func:`traincast.load_engine`;
-    without it, they run one after the other. ``progress`` is called with the number of finished runs and of all runs.
-    The journal is the file ``output`` with ``.journal`` at its end. It is removed when the table is written.
+    without it, they run one after the other. The journal is the file ``output`` with ``.journal`` at its end. It is
+    removed when the table is written.
     """
-    output = Path(output)
+    output = Path(ask.output)
     if not output.name.endswith((".csv", ".csv.gz")):
         raise RequestError(f"{output}: expected a name that ends in .csv or .csv.gz")
-    rows = list(drawn(runs, seed=seed, models=models))
+    rows = list(drawn(ask.runs, seed=ask.seed, models=ask.models))
     path = output.with_name(f"{output.name}.journal")
-    with Journal(path, kind="simulated runs", key=key_of(seed, *models), sync=False) as journal:
+    with Journal(path, kind="simulated runs", key=key_of(ask.seed, *ask.models), sync=False) as journal:
         left = [row for row in rows if str(row["number"]) not in journal.parts]
         finished = len(rows) - len(left)
 
@@ -175,15 +170,15 @@ def simulate_resources(
             nonlocal finished
             journal.keep(str(left[index]["number"]), made)
             finished += 1
-            if progress is not None:
-                progress(finished, runs)
+            if ask.progress is not None:
+                ask.progress(finished, ask.runs)
 
-        (engine or local_engine(1)).run(SETUP, None, left, done=done)
+        (ask.engine or local_engine(1)).run(SETUP, None, left, done=done)
         found = [journal.parts[str(row["number"])] for row in rows]
         kept = [row for row in found if row is not None]
         write_runs(output, kept)
         journal.remove()
-    return MadeRuns(table=output, written=len(kept), left_out=runs - len(kept))
+    return MadeRuns(table=output, written=len(kept), left_out=ask.runs - len(kept))
 
 
 def worker(_: None) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:

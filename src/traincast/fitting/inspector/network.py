@@ -1,4 +1,4 @@
-"""The graph inspector as a module of PyTorch, for training; see :mod:`traincast.resources.inspector.evaluate`.
+"""The graph inspector as a module of PyTorch, for training; see :mod:`traincast.estimate.inspector.evaluate`.
 
 With H the features of the groups, Â the normalised adjacency and σ the ReLU::
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from traincast.resources.inspector.evaluate import OUTPUTS, InspectorShape
+from traincast.estimate.inspector.evaluate import OUTPUTS, InspectorShape
 
 
 class Convolution(nn.Module):

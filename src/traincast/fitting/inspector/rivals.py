@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.estimate.inspector.amounts import Floats
+from traincast.estimate.inspector.features import Inputs
+from traincast.estimate.inspector.targets import TARGETS, TargetScale
 from traincast.fitting.boosting import BoostingConfig, grow
 from traincast.fitting.inspector.train import RunExamples
-from traincast.resources.inspector.amounts import Floats
-from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.targets import TARGETS, TargetScale
 
 _TUNED: Final = tuple(
     BoostingConfig(rounds=300, leaves=leaves, depth=6, rate=0.1, smallest_leaf=smallest, features=0.7)

@@ -35,13 +35,13 @@ from traincast.ask import Ask
 from traincast.cluster import Cluster, load_cluster, load_device
 from traincast.cluster.hardware import Link
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.inspector.targets import PATTERNS
+from traincast.estimate.resource_use import FIGURES, RESOURCES, Pattern, ResourceUse
 from traincast.files import write_bytes
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.resolve import resolve
-from traincast.resources.bursts import FIGURES, RESOURCES, Pattern, ResourceUse
-from traincast.resources.inspector.targets import PATTERNS
-from traincast.strategy import Request, parse_strategy
+from traincast.resolve import resolve, stated_strategy
+from traincast.strategy import Request
 from traincast.tables import figure, read_rows, text, whole
 
 SERVER: Final = "pcie-1080ti"
@@ -116,17 +116,16 @@ def observed_run(
 
 def request_of(row: Mapping[str, Any], *, beside: Path | None = None) -> Request:
     """Return the request that a row describes; files are looked for in the folder ``beside``."""
-    batch = whole(row, "global_batch")
     seq = whole(row, "seq", 0) or None
     ask = Ask(
         _graph(text(row, "model"), seq),
         cluster=cluster_of(row, beside=beside),
-        global_batch=batch,
+        global_batch=whole(row, "global_batch"),
         precision=text(row, "precision") or None,
         runtime=text(row, "runtime") or None,
-        strategy=parse_strategy(text(row, "strategy"), global_batch=batch),
+        strategy=text(row, "strategy"),
     )
-    return resolve(ask).request
+    return resolve(replace(ask, strategy=stated_strategy(ask))).request  # no micro batch is chosen
 
 
 @lru_cache(maxsize=512)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from traincast.errors import RequestError
-from traincast.resources.inspector.amounts import Floats
-from traincast.resources.inspector.communities import Ints
-from traincast.resources.inspector.evaluate import InspectorShape, Standard, TrainedInspector
-from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
-from traincast.resources.inspector.targets import Scaling, TargetScale, UseColumns
+from traincast.estimate.inspector.amounts import Floats
+from traincast.estimate.inspector.communities import Ints
+from traincast.estimate.inspector.evaluate import InspectorShape, Standard, TrainedInspector
+from traincast.estimate.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
+from traincast.estimate.inspector.targets import Scaling, TargetScale
+from traincast.fitting.inspector.scores import UseColumns
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ class RunExamples:
 
     @property
     def references(self) -> Floats:
-        """What the figures of each run are measured by, as [runs, 12]."""
+        """The reference value of each figure, by which it is divided: [runs, 12]."""
         return np.stack([one.reference for one in self.inputs])
 
 
@@ -77,7 +78,7 @@ class InspectorTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Examples of equal depth, padded to the largest: tensors of :meth:`Inspector.forward`, and what to say."""
+    """Examples of equal depth, padded to the largest: the arguments of :meth:`Inspector.forward`, and the targets."""
 
     x: torch.Tensor
     adjacency: torch.Tensor
@@ -119,7 +120,7 @@ def train(
         raise RequestError(f"{len(examples)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
     torch.set_num_threads(config.threads)
     if start is None:
-        shape = shape or InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES))
+        shape = shape or default_shape()
         standard = _standard(examples)
         scale = TargetScale.of(examples.uses.values, examples.references, config.scaling)
     else:
@@ -140,6 +141,11 @@ def train(
         anchor = config.anchor / len(examples) if start is not None else 0.0
         trained.append(_arrays(_fit(network, data, seeded, made, anchor=anchor)))
     return replace(made, weights=trained[0], more=tuple(trained[1:]))
+
+
+def default_shape(**changes: Any) -> InspectorShape:
+    """Return the usual shape of an inspector, with ``changes`` of its fields."""
+    return InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES), **changes)
 
 
 def _freeze(network: Inspector) -> None:

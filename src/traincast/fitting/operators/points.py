@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.estimate.learned import BARE
-from traincast.estimate.operators.cells import ANY, Cell, filling, places_of, plain
+from traincast.estimate.operators.cells import ANY, Cell, filling, like_bare, places_of
 from traincast.estimate.operators.points import Covariance, Kin, MeasuredPoints, Places, covariance
 from traincast.fitting.operators.examples import CellKey, Rows, joined_rows, rows_of, vocabulary_of
 from traincast.fitting.operators.scores import Score, conformal
@@ -58,7 +58,7 @@ def bare_rows(
     if not len(examples):
         return None
     found = rows_of(family, table, side.take(examples), by_setting=True)
-    return found.take(np.flatnonzero(plain(found.shapes)).astype(np.int64))
+    return found.take(np.flatnonzero(like_bare(found.shapes)).astype(np.int64))
 
 
 def fit_bare(

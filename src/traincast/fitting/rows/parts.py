@@ -160,7 +160,7 @@ def _embedding(op: Operator, phase: str) -> Parts:
 
 
 def _cross_entropy(op: Operator, phase: str) -> Parts:
-    """Forward finds the largest logit, exponentiates and sums; backward scales what that left."""
+    """Forward finds the largest logit, then exponentiates and sums; backward scales the softmax that forward kept."""
     logits = op.inputs[0]
     if phase == "bwd":
         return (_leaf(OpKind.LOSS, [logits], [logits], phase=Phase.BACKWARD),)

@@ -135,7 +135,10 @@ def _places(records: Sequence[Record], repeats: Sequence[Repeat], forward: list[
 def _place_between(
     records: Sequence[Record], forward: list[int], places: dict[int, _Place], place: tuple[int, int]
 ) -> None:
-    """Give what runs between the repetition at ``place`` and the next one to the former, and the like to the latter."""
+    """Assign operators between two repetitions to the first of them, and those after the second one to the second.
+
+    ``place`` is the first repetition. Raises ``NotRepeatableError`` if the two groups of operators differ.
+    """
     run, which = place
     first, second = ([n for n, i in enumerate(forward) if places[i] == (run, w)] for w in (which, which + 1))
     if not first or not second or first[-1] > second[0]:
@@ -154,7 +157,7 @@ def _alike(record: Record, place: _Place) -> object:
 
 
 def _drop_given(records: Sequence[Record], where: dict[int, _Place], crossing: dict[int, set[int]]) -> None:
-    """Remove from ``crossing`` what all repetitions receive from before the first one and send no gradient to.
+    """Remove tensors from ``crossing`` that are made before a run, are read by all repetitions, and get no gradient.
 
     Masks and rotary tables do not travel from stage to stage of a pipeline: each makes its own.
     """
@@ -280,10 +283,11 @@ def _sharing(records: Sequence[Record], places: dict[int, _Place]) -> set[int]:
 def _merge_repeats(
     records: Sequence[Record], drafts: list[_Draft], repeats: Sequence[Repeat], sharing: set[int]
 ) -> dict[int, int]:
-    """Give each run's blocks their counts; records of a repetition that equals the one before map to that one's.
+    """Merge equal repetitions of each run, and set the count of each block that remains.
 
-    A repetition whose operators differ from the first's (as the first layer may from the rest) stays, and stands for
-    all that are not traced. If a third is traced, it is the last, which may differ from those before it: in the runs
+    Returns the records of merged repetitions, each with the equal record that replaces it. The second traced repetition
+    also stands for those that were not traced; it stays a block of its own if its operators differ from the first
+    one's. If a third is traced, it is the last of its run, which may differ from those before it: in the runs
     ``sharing`` a tensor, all but the last add to its gradient.
     """
     same_as: dict[int, int] = {}

@@ -150,7 +150,7 @@ class Recorder:
             self._keep_alive.append(tensor)
             spec = self.spec(tensor)
             if spec.nbytes * BATCH != storage.nbytes() and spec.batch_dim is not None:
-                # A view of something larger is kept alive by it whole.
+                # A saved view keeps the whole tensor alive that it is a view of.
                 spec = TensorSpec((int(storage.nbytes() / spec.dtype.nbytes) // BATCH,), spec.dtype, 0)
             self._saved_by.setdefault(torch._C._autograd._get_sequence_nr(), []).append((spec, storage._cdata))
         return tensor
@@ -182,7 +182,7 @@ class Recorder:
                 return  # the first gradient is taken over, not copied; later ones are the strategy's business
         if name in FREE or name.startswith("sym_") or not outputs:
             if self.phase is Phase.FORWARD and self.records:
-                # The gradient of a view belongs to whoever made what is viewed, inside a repetition.
+                # The gradient of a view belongs to the maker of the viewed tensor, if both are in one repetition.
                 maker = self._maker_of(inputs)
                 if self._run_of(self.records[maker].operator.scope) == self._run_of(self._stack[-1][0]):
                     self._by_sequence.setdefault(sequence, maker)
@@ -190,7 +190,7 @@ class Recorder:
         phase = self.phase
         index = len(self.records)
         if phase is Phase.FORWARD:
-            # An operator without a gradient has the number of the last one with.
+            # An operator without a gradient has the sequence number of the last operator that has one.
             self._by_sequence.setdefault(sequence, index)
             scope, module = self._stack[-1]
         else:

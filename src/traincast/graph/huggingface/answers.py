@@ -85,20 +85,20 @@ def _keeps_shape(norm: Any) -> bool:
 
 
 def _answers(asked: set[str]) -> Any:
-    """A context that answers what a model asks of data, which a trace has not; ``asked`` gets the lines of code.
+    """A context that answers questions about data, which a trace does not have; ``asked`` gets the lines that asked.
 
-    Layers that training skips at random all run: LayerDrop draws one number per layer. An assertion holds. Anything
-    else that is asked as yes or no (whether some token is padding, say) is answered by no. Where a mask chooses the
-    elements that are set, as in SpecAugment, all are written, so that shapes do not depend on it. A mask that a tensor
-    of equal numbers decides (all samples in one language) chooses all or nothing. A list of numbers that data
-    decide (the rows of each expert) stays a tensor.
+    Layers that training skips at random all run: the random number that LayerDrop draws for each layer is 1. An
+    assertion holds. Anything else that is asked as yes or no (whether some token is padding, say) is answered by no.
+    Where a mask chooses the elements that are set, as in SpecAugment, all are written, so that shapes do not depend on
+    it. A mask that a tensor of equal numbers decides (all samples in one language) chooses all or nothing. A list of
+    numbers that data decide (the rows of each expert) stays a tensor.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.overrides import TorchFunctionMode
 
     class Answers(TorchFunctionMode):  # type: ignore[misc]
-        """Draws 1 where a single number between 0 and 1 is drawn, which no chance of skipping reaches."""
+        """Returns 1 for a single random number between 0 and 1, so that no layer is skipped at random."""
 
         def __init__(self) -> None:
             super().__init__()

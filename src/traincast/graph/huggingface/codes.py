@@ -1,4 +1,4 @@
-"""Dimensions that no line of ``types.toml`` can say, by the names that it calls them.
+"""Dimensions that need code: a line of ``types.toml`` names the function that computes one.
 
 Each function gets the fields of a configuration and the dimensions that were read before. Several return letters for
 layers, which :mod:`traincast.graph.zoo.language.decoder` explains.
@@ -67,7 +67,7 @@ def _one_window(fields: Fields, found: Parameters) -> int:
 
 
 def _dense_layers(fields: Fields, found: Parameters) -> int:
-    """How many layers of DeepSeek-V3.2 have no experts: those of ``mlp_layer_types``, or as many as it says."""
+    """How many layers of DeepSeek-V3.2 have no experts: counted in ``mlp_layer_types``, else ``first_dense``."""
     kinds = fields.words("mlp_layer_types")
     dense = next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
     if set(kinds[dense:]) - {"sparse"}:

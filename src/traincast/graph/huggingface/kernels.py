@@ -63,9 +63,9 @@ def experts_forward(
 
 
 def experts_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | None:
-    """Returns a ``forward`` that data do not shape, for experts that run one after the other on the rows sent to each.
+    """Returns a ``forward`` whose shapes do not depend on data, for experts that run one after the other.
 
-    ``None`` for other modules.
+    ``None`` for other modules. Each of these experts runs on the rows that are sent to it.
     """
     if not kind.__module__.startswith("transformers.") or "forward" not in vars(kind) or hasattr(kind, "_apply_gate"):
         return None
@@ -82,7 +82,7 @@ def experts_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | Non
 
 
 def _share(rows: int, part: int, whole: int) -> int:
-    """Rows of ``part`` of ``whole`` experts that are used alike, the same number for each sample of the batch."""
+    """The rows that go to ``part`` of ``whole`` equally used experts, as a multiple of the batch."""
     return max(1, round(rows // BATCH * part / whole)) * BATCH
 
 

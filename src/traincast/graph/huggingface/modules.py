@@ -1,7 +1,7 @@
 """Builds a Hugging Face ``config.json`` with an installed ``transformers``, if Traincast does not read its type itself.
 
-The inputs are those that its configuration tells of: tokens, images, sound, and what goes with them. Only code that
-ships with ``transformers`` runs; code beside a configuration never does. Weights are neither loaded nor made.
+Its inputs follow from the configuration: tokens, images, sound, and the masks and labels that belong to them. Only code
+that ships with ``transformers`` runs; code beside a configuration never does. Weights are neither loaded nor made.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ def transformers_model(
 ) -> tuple[Traceable, list[str]]:
     """Returns the model that ``transformers`` builds from the content of a ``config.json``, and what was assumed.
 
-    ``eager`` models write attention out, for those whose other parts need the mask that fused attention goes without.
-    Raises ``MissingDependencyError`` if ``transformers`` is not installed, and ``RequestError`` if it does not know the
-    type or cannot build the model.
+    With ``eager``, attention runs as single operators: some models need its mask elsewhere, and fused attention makes
+    none. Raises ``MissingDependencyError`` if ``transformers`` is not installed, and ``RequestError`` if it does not
+    know the type or cannot build the model.
     """
     model_type = data.get("model_type")
     try:

@@ -162,7 +162,7 @@ class Builder:
         return (shared or found)[-1] if found else None
 
     def _biased(self, kernel: Kernel) -> tuple[int, Kernel] | None:
-        """The product whose bias a sum is the gradient of: the last one of the same line that has none yet."""
+        """The product whose bias gets its gradient from the sum ``kernel``: the last of the same line without one."""
         if len(kernel.equations) != 1 or kernel.equations[0].name != "reduce_sum":
             return None
         place, size = kernel.equations[0].place, spec(kernel.writes[0]).numel

@@ -86,7 +86,7 @@ _CURVES: Final = frozenset({"tanh", "erf", "erfc", "logistic", "exp", "max", "lo
 class Kernel:
     """Equations that run as one kernel; ``added`` are gradients of other branches that are added to its result.
 
-    ``upstream`` has the bit of every kernel that this one needs results of.
+    ``upstream`` has the bit of every kernel whose result this one needs.
     """
 
     key: tuple[object, ...]
@@ -175,7 +175,7 @@ class _Joiner:
                 cell.order = cell.order or tuple(range(len(cell.shape)))
 
     def _copied(self, cell: JaxArray, equation: Equation, phase: Phase) -> JaxArray:
-        """``cell`` in the order of its dims in memory that its user needs; made once."""
+        """Return a copy of ``cell`` with its dims in the order that ``equation`` needs; each copy is made once."""
         whole = cell
         while not whole.part and whole.source is not None and id(whole) not in self._makers:
             whole = whole.source

@@ -59,7 +59,7 @@ def _binary(name: str) -> Callable[[Call], Any]:
 
 
 def _for_any_batch(call: Call, position: int) -> Any:
-    """An operand; a table whose rows are equal and as many as the batch of the file is one row."""
+    """Return an operand. A constant with one row per sample of the file's batch becomes one row if all are equal."""
     value = call.values[position]
     rows = isinstance(value, np.ndarray) and value.ndim > 1 and call.fixed is not None and value.shape[0] == call.fixed
     if rows and value.shape[0] > 1 and (value == value[:1]).all():

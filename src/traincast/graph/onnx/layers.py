@@ -63,7 +63,10 @@ def paddings(call: Call, data: torch.Tensor, kernel: list[int], stride: list[int
 
 
 def padded(data: torch.Tensor, pads: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
-    """``data`` and the padding that both sides have, which is left for a kernel; what one has more is an operator."""
+    """Pad ``data`` on the side that needs more padding; return it, and the padding that both sides still need.
+
+    The kernel applies the latter.
+    """
     import torch
 
     half = len(pads) // 2

@@ -26,7 +26,7 @@ from traincast.graph.onnx.network import OnnxNetwork, OnnxNode, Weight
 from traincast.graph.onnx.tensorflow import TENSORFLOW_PATTERNS
 
 _MERGED: Final = "batch_norm"
-"""What the PyTorch call contains that a convolution with a merged batch norm was made from."""
+"""A convolution is merged with a batch norm if the PyTorch call that it was made from contains this text."""
 _RECURRENT: Final = ("LSTM", "GRU", "RNN")
 
 
@@ -250,8 +250,9 @@ class _Patterns(OnnxIndex):
     def in_place(self, node: OnnxNode) -> OnnxNode | None:
         """An activation behind a convolution or batch norm, which PyTorch's image networks apply in place.
 
-        It matters where the gradient needs the input, of which PyTorch then keeps a copy. A file does not say so of a
-        module. A function that the parent of the layer calls, as the scopes tell, is not in place.
+        This matters if the gradient needs the input: PyTorch then keeps a copy of it. A file does not say whether an
+        activation module works in place, so it is assumed. An activation that the parent of the layer calls as a
+        function, as the scopes show, is not in place.
         """
         if not self.source.by_pytorch or node.op not in _IN_PLACE:
             return None

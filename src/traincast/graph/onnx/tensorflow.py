@@ -98,7 +98,10 @@ def bias_behind_reshape(graph: OnnxIndex, node: OnnxNode) -> OnnxNode | None:
 
 
 class _Norm(NamedTuple):
-    """``data · factor + shift`` with the moments of ``source``: the same, or turned to ``data`` by ``turn``."""
+    """``data · factor + shift``, with mean and variance taken of ``source``.
+
+    ``source`` is ``data`` itself, or the tensor that the transpose ``turn`` turns into ``data``.
+    """
 
     source: str
     mean: OnnxNode

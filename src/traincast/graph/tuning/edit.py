@@ -218,7 +218,7 @@ class _EdgesOf:
 
     @staticmethod
     def _receiving(maps: Sequence[dict[int, int]], crossed: bool, phase: Phase) -> Iterator[dict[int, int]]:
-        """The runs that read a tensor from outside: the first that runs if the others read their neighbour, or all."""
+        """The runs that read a tensor from outside: all, or only the first to run if others read their neighbour."""
         if not crossed:
             yield from maps
         else:

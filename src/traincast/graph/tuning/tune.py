@@ -97,13 +97,11 @@ def parse_fine_tuning(
     quantize: int | str | None = None,
     *,
     dtype: AdapterDType = "fp32",
-) -> FineTuning | None:
-    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe, or ``None`` if all are empty.
+) -> FineTuning:
+    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe.
 
     ``dtype`` is that of adapters for which ``lora`` states none.
     """
-    if lora is None and not freeze and quantize is None:
-        return None
     format_of = "" if quantize is None else find_storage(str(quantize)).name
     frozen = tuple(freeze)
     if any(not pattern for pattern in frozen):
@@ -159,12 +157,12 @@ def _compute(text: str) -> AdapterCompute:
     raise RequestError(f"lora compute is {text!r}: expected fp32, model or fused")
 
 
-def fine_tuned(graph: OperatorGraph, tuning: FineTuning | None) -> OperatorGraph:
+def fine_tuned(graph: OperatorGraph, tuning: FineTuning) -> OperatorGraph:
     """Returns the graph of a step that fine-tunes ``graph``: adapters inserted, the chosen parameters frozen.
 
     Without adapters and frozen parameters it is ``graph`` itself. A graph that is fine-tuned already is refused.
     """
-    if tuning is None or (tuning.adapter == "none" and not tuning.freeze):
+    if tuning.adapter == "none" and not tuning.freeze:
         return graph
     if "fine_tuning" in graph.attributes:
         raise RequestError(f"{graph.name} is fine-tuned already: {graph.attributes['fine_tuning']}")

@@ -20,8 +20,8 @@ class Traceable:
 
     A step with several losses, such as that of a GAN, has ``losses`` instead of ``loss``: a function of the module and
     its inputs that yields one loss after the other, each of which is differentiated before the function goes on.
-    ``optimizers`` has a name for patterns of parameters (``{"generator.*": "adam", "critic.*": "sgd"}``), of which the
-    first that matches counts; ``optimizer`` updates all other parameters.
+    ``optimizers`` maps patterns of parameter names to optimizers (``{"generator.*": "adam", "critic.*": "sgd"}``); the
+    first pattern that matches counts, and ``optimizer`` updates all other parameters.
     """
 
     module: torch.nn.Module

@@ -13,10 +13,9 @@ from typing import Any, Final
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.graph.zoo.known_models import known_model
-from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
+from traincast.measured.dialect import Meanings, Pattern, Said, meaning, vocabulary
 from traincast.measured.rates import flops_per_sample, masked_rates
 from traincast.measured.run import contradiction, unstated
-from traincast.measured.spellings import Frameworks
 from traincast.measured.table import FROM_OTHERS
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
@@ -54,11 +53,6 @@ def same_size(written: str, name: str) -> bool:
     return all(there) and all(back)
 
 
-def other_name(plain: str) -> str | None:
-    """Return the model of the zoo that has this other name; ``None`` if there is none."""
-    return vocabulary(Models).same.get(plain)
-
-
 def published_spec(written: str) -> str | None:
     """Return the spec of a published model that is not in the zoo; ``None`` if its name is not known."""
     return next((spec for name in names(written) if (spec := known_model(name)) is not None), None)
@@ -70,7 +64,7 @@ class AsRun:
 
     model: str
     hidden: int
-    framework: Pattern
+    framework: Said
     spec: str
     by: str
 
@@ -81,17 +75,20 @@ class Models:
 
     same: dict[str, str]
     families: Meanings[str]
-    rotary: Pattern
+    rotary: Said
     rotary_as: str
-    mixture: Pattern
+    mixture: Said
     tasks: Pattern
     same_shape: Pattern
     same_shape_as: str
-    further: Pattern
-    no_further: Pattern
-    written_out: Pattern
+    further: Said
+    no_further: Said
+    further_runtimes: tuple[str, ...]
+    written_out: Said
     written_out_activation: Meanings[str]
     lengths: Meanings[int]
+    endings: Pattern
+    sizes: Pattern
     as_run: tuple[AsRun, ...]
 
 
@@ -151,10 +148,9 @@ def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: li
     depths = zoo.card(name).published.get("mtp") if name else None
     if not depths:
         return graph
-    said = f"{text(row, 'model')} {text(row, 'notes')}".lower()
-    words, usual = vocabulary(Models), runtime.name in vocabulary(Frameworks).further_tokens
-    stated = words.further.search(said) is not None
-    trained = words.no_further.search(said) is None if stated else usual
+    words = vocabulary(Models)
+    stated = words.further(row)
+    trained = not words.no_further(row) if stated else runtime.name in words.further_runtimes
     if not stated:
         assumed.append(unstated("prediction of further tokens", depths if trained else 0))
     return model(f"{graph.name}+mtp={depths}", whole(row, "seq", 0) or None) if trained else graph
@@ -165,9 +161,10 @@ def zoo_name(written: str) -> str | None:
     """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
     alike = defaultdict(list)
     for name in sorted(zoo.names(), key=lambda each: "." not in each):
-        alike[re.sub(r"[^a-z0-9]", "", name)].append(name)
+        alike[_unpunctuated(name)].append(name)
+    others = vocabulary(Models).same
     for plain in spellings(written):
-        found = next((name for name in alike[plain] if same_size(written, name)), None) or other_name(plain)
+        found = next((name for name in alike[plain] if same_size(written, name)), None) or others.get(plain)
         if found is not None:
             return found
     return None
@@ -187,10 +184,9 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     layers, hidden, heads = (figure(row, key) for key in ("n_layers", "hidden", "heads"))
     if text(row, FROM_OTHERS):
         assumed.append(unstated("heads", f"{heads:g}, as in other rows of this width"))
-    framework = text(row, "framework").lower()
-    written_out = words.written_out.search(framework) is not None
+    written_out = words.written_out(row)
     ran = (run for run in words.as_run if run.model == name and run.hidden == int(hidden or 0))
-    as_run = next((run for run in ran if run.framework.search(framework)), None)
+    as_run = next((run for run in ran if run.framework(row)), None)
     if as_run is not None:
         assumed.append(contradiction("hidden and heads", as_run.by, as_run.spec))
         return model(as_run.spec, seq)
@@ -201,7 +197,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         return model(_resized(row, published), seq)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
-    described = meaning(vocabulary(Models).families, name.lower()) is not None
+    described = meaning(words.families, name.lower()) is not None
     if known is not None and (_is_mixture(row) or not (layers and hidden and heads and described)):
         return model(_resized(row, known), seq)
     if published is not None and not written_out and _has_dimensions(row, published):
@@ -218,7 +214,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
     ]
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
-    if family == "gpt" and words.rotary.search(name.lower()):
+    if family == "gpt" and words.rotary(row):
         spec += f",{words.rotary_as}"
     if written_out and family == "gpt":
         spec += f",activation={meaning(words.written_out_activation, name.lower())}"
@@ -252,7 +248,7 @@ def _is_mixture(row: Row) -> bool:
     """Return whether a row's model has experts: its name says so, or not all of its parameters are active."""
     active, every = figure(row, "active_params_b"), figure(row, "params_b")
     fewer = active is not None and every is not None and active < 0.95 * every
-    return fewer or vocabulary(Models).mixture.search(text(row, "model").lower()) is not None
+    return fewer or vocabulary(Models).mixture(row)
 
 
 def _has_dimensions(row: Row, spec: str) -> bool:
@@ -262,8 +258,7 @@ def _has_dimensions(row: Row, spec: str) -> bool:
     """
     given = zoo.card(spec).parameters
     usual = {"kv_heads": given.get("heads"), "ffn": 4 * int(given.get("hidden", 0))}
-    columns = {"layers": "n_layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "ffn": "ffn"}
-    stated = {key: figure(row, column) for key, column in {**columns, "vocab": "vocab"}.items()}
+    stated = {key: figure(row, column) for column, key in DIMENSIONS.items()}
     return all(value == given.get(key, usual.get(key)) for key, value in stated.items() if value)
 
 

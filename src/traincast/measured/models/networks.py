@@ -8,11 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from traincast.graph import Operator, OperatorGraph, Phase, TensorSpec, zoo
-from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
+from traincast.measured.dialect import Meanings, Pattern, Said, meaning, vocabulary
 from traincast.measured.models.language import model, zoo_name
+from traincast.measured.programs import Strategies
 from traincast.measured.recipes import recipe_of, speech_of
 from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """Dimensions that models of a ``family`` have if this is ``said``."""
+
+    family: str
+    said: Said
+    set: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +41,23 @@ class Networks:
     details: Pattern
     tasks: Meanings[str]
     by_task: dict[str, dict[str, str]]
-    classified: Pattern
-    second_phase: Pattern
+    classified: Said
+    second_phase: Said
     second_length: int
     masked: dict[str, int]
     masked_share: float
-    most_positions: int
+    most_positions: dict[str, int]
     position_step: int
-    short_sound: Pattern
-    short_frames: int
-    videos: dict[str, tuple[int, int]]
+    with_masks: tuple[str, ...]
+    with_task: tuple[str, ...]
+    split_tables: tuple[str, ...]
+    with_answers: tuple[str, ...]
+    patches: tuple[str, ...]
+    variations: tuple[Variation, ...]
     sides: tuple[str, ...]
     no_sequence: tuple[str, ...]
     binned_length: dict[str, int]
     binned_since: dict[str, float]
-    entities: dict[str, int]
 
 
 _SIZE_POINT: Final = re.compile(r"(?<=\d)[._](?=\d+gf)")
@@ -98,9 +110,8 @@ def classifier_of(row: Row, graph: OperatorGraph) -> OperatorGraph:
 
     A decoder whose head shares the embedding's weights stays as it is, and so does a model without such a head.
     """
-    said = " ".join(text(row, key) for key in ("task", "notes"))
     head = [op for op in graph.operators if op.scope == _LOGITS and op.phase is Phase.OPTIMIZER]
-    if not head or not vocabulary(Networks).classified.search(said):
+    if not head or not vocabulary(Networks).classified(row):
         return graph
     vocab = head[0].parameters[0].shape[0]
     changed = tuple(_with_classes(op, vocab) if op.scope in (_LOGITS, "") else op for op in graph.operators)
@@ -151,27 +162,23 @@ def _changes(row: Row, card: zoo.ModelCard, task: str, seq: int | None, assumed:
     """Return the dimensions in which a row's model differs from the model of the zoo."""
     words = vocabulary(Networks)
     changes: dict[str, int | str] = {}
-    if card.family == "bert":
+    if card.family in words.with_masks:
         if not task and not text(row, "task"):
             assumed.append(unstated("task", "pre-training"))
         if seq:
             tuned = task in ("spans", "classes")
             changes["predictions"] = 1 if tuned else words.masked.get(str(seq), round(words.masked_share * seq))
-    if card.family == "encoder":
+    if card.family in words.with_task:
         if not task:
             assumed.append(unstated("task", card.parameters["task"]))
         elif task != card.parameters["task"]:
             changes["task"] = task
-    if card.family == "tft":
-        entities = words.entities.get(text(row, "task").lower(), card.parameters["entities"])
-        if entities != card.parameters["entities"]:
-            changes["entities"] = entities
-    if card.family == "wan" and (video := words.videos.get(str(int(figure(row, "seq_len") or 0)))):
-        changes["height"], changes["width"] = video
     changes |= _by_recipe(row, card)
-    parallelism = text(row, "parallelism")
-    if "embedding" in parallelism and card.family != "dlrm":
-        raise RowError(f"parallelism is {parallelism[:40]!r}: expected data parallelism only")
+    for variation in words.variations:
+        if variation.family == card.family and variation.said(row):
+            changes |= {key: value for key, value in variation.set.items() if card.parameters.get(key) != value}
+    if vocabulary(Strategies).split_tables(row) and card.family not in words.split_tables:
+        raise RowError(f"parallelism is {text(row, 'parallelism')[:40]!r}: expected data parallelism only")
     side = _side(row)
     changes |= {key: side for key in words.sides if side and card.parameters.get(key, side) != side}
     return changes
@@ -179,7 +186,7 @@ def _changes(row: Row, card: zoo.ModelCard, task: str, seq: int | None, assumed:
 
 def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: list[str]) -> None:
     """Add a sentence to ``assumed`` for each size of input that a row does not state, or that cannot be read."""
-    if graph.tokens_per_sample and card.family not in ("vit",) and not figure(row, "seq_len"):
+    if graph.tokens_per_sample and card.family not in vocabulary(Networks).patches and not figure(row, "seq_len"):
         assumed.append(unstated("sequence length", graph.tokens_per_sample))
     written, sides = text(row, "input_resolution").lower(), vocabulary(Networks).sides
     for key in (*sides, "size", "frames", "samples"):
@@ -194,16 +201,14 @@ def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: lis
 
 def _by_recipe(row: Row, card: zoo.ModelCard) -> dict[str, int | str]:
     """Return the lengths of answers and of sounds that the script of a row's dataset, or its checkpoint, sets."""
-    recipe, words, speech = recipe_of(row), vocabulary(Networks), speech_of(card.family)
+    recipe, speech = recipe_of(row), speech_of(card.family)
     found: dict[str, int | str] = {}
-    if recipe is not None and recipe.target and card.family == "t5":
+    if recipe is not None and recipe.target and card.family in vocabulary(Networks).with_answers:
         found["target_seq"] = recipe.target
     if speech is not None and not text(row, "input_resolution"):
         found["frames"] = speech.frames
     if recipe is not None and recipe.seconds and "samples" in card.parameters:
         found["samples"] = recipe.sound_samples
-    if card.family == "ast" and words.short_sound.search(text(row, "model").lower()):
-        found["frames"] = words.short_frames
     return found
 
 
@@ -218,12 +223,10 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
         return speech.symbols
     recipe = recipe_of(row)
     if not seq and recipe is not None and recipe.tokens:
-        most = int(card.parameters.get("max_positions", 0)) or (
-            words.most_positions if card.family == "bert" else recipe.tokens
-        )
+        usual = words.most_positions.get(card.family, recipe.tokens)
+        most = int(card.parameters.get("max_positions", 0)) or usual
         return min(recipe.tokens, most - most % words.position_step)
-    second = words.second_phase.search(f"{text(row, 'model')} {text(row, 'task')}".lower())
-    if seq and seq < words.second_length and second:
+    if seq and seq < words.second_length and words.second_phase(row):
         said = f"{words.second_length}, the length of the second phase of pre-training, not {seq:g}"
         assumed.append(contradiction("seq_len", "the name of the model", said))
         return words.second_length

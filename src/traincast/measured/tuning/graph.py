@@ -11,10 +11,9 @@ from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.tuning.tune import AdapterDType, FineTuning, fine_tuned
-from traincast.measured.dialect import meaning, vocabulary
-from traincast.measured.run import affirms, unstated
-from traincast.measured.spellings import Frameworks
-from traincast.measured.tuning.words import Method, Tuning, Tunings
+from traincast.measured.dialect import vocabulary
+from traincast.measured.run import unstated
+from traincast.measured.tuning.words import AdapterHabit, Adapters, Method, Methods, Storage, Tuning
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text
 
@@ -27,65 +26,60 @@ _FP32: Final = {"reads": "fp32", "writes": "fp32"}
 
 def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Method:
     """Return the method of a row; one that is not known is taken for LoRA."""
-    words, notes = vocabulary(Tunings), text(row, "notes").lower()
-    noted = next((each for each in words.noted_methods if tuning.method in each.methods), None)
-    found = words.methods.get(noted.method if noted and noted.notes.search(notes) else tuning.method)
+    words = vocabulary(Methods)
+    noted = next((each for each in words.noted if tuning.method in each.methods and each.said(row)), None)
+    found = words.known.get(noted.method if noted else tuning.method)
     if found is None and assumed is not None:
         assumed.append(f"method {tuning.method!r} not known: LoRA with the trained parameters that the row states")
-    return found or words.methods[_LORA]
+    return found or words.known[_LORA]
 
 
 def adapter_dtype(row: Row, runtime: Runtime, tuning: Tuning) -> AdapterDType:
     """Return how the adapters of a row are stored: in fp32, or in the precision of the model.
 
-    The PEFT library stores them in fp32; beside 16-bit weights, its releases 0.6 to 0.10 stored them in 16 bits.
-    DeepSpeed converts all parameters to the precision of the model when it shards their states.
+    The PEFT library stores them in fp32; beside 16-bit weights, some of its releases stored them in 16 bits. DeepSpeed
+    converts all parameters to the precision of the model when it shards their states. Trained copies of 16-bit modules,
+    which outweigh the adapters, have 16 bits.
     """
-    words = vocabulary(Tunings)
-    said = " ".join(text(row, key) for key in ("framework", "notes")).lower()
-    shards = meaning(words.zero, text(row, "zero").lower())
-    if words.converts_all.search(said) and (shards or figure(row, "zero") or 0) >= 1:
+    words = vocabulary(Adapters)
+    if words.converts_all(row) and (figure(row, "zero") or 0.0) >= 1.0:
         return "model"
-    first, last = words.narrow_adapters
-    if not tuning.quantize and (first <= text(row, "date") < last or trains_embeddings(row)):
-        return "model"  # trained copies of 16-bit modules, which outweigh the adapters, have 16 bits
+    first, last = words.narrow_dates
+    if not tuning.quantize and (first <= text(row, "date") < last or words.embeddings(row)):
+        return "model"
     return runtime.defaults.adapter_dtype
-
-
-def trains_embeddings(row: Row) -> bool:
-    """Return whether a row says that embeddings and head are trained beside the adapters."""
-    said = " ; ".join(text(row, key) for key in ("method", "notes", "lora_targets")).lower()
-    return affirms(said, vocabulary(Tunings).trained_embeddings)
 
 
 def extra_tokens(row: Row, tuning: Tuning) -> int:
     """Return the tokens that a method puts in front of each sequence."""
-    if tuning.method not in ("prompt_tuning", "p_tuning"):
+    words = vocabulary(Methods)
+    method = words.known.get(tuning.method)
+    if method is None or not method.lengthens:
         return 0
     hidden = figure(row, "hidden")
-    if tuning.method == "prompt_tuning" and tuning.trainable and hidden:
+    if method.lengthens == "by its parameters" and tuning.trainable and hidden:
         return max(1, round(tuning.trainable / hidden))
-    found = vocabulary(Tunings).prompt_tokens.search(text(row, "notes").lower())
-    return int(found[1] or found[2]) if found else vocabulary(Tunings).prompt
+    found = words.prompt_tokens.find(row)
+    return int(found[1] or found[2]) if found else words.prompt
 
 
 def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning, assumed: list[str]) -> OperatorGraph:
     """Return ``graph`` as a run of ``tuning`` computes it; ``assumed`` gets what the row does not state."""
     if tuning.method == "full":
         return graph
-    method, words = method_of(row, tuning, assumed), vocabulary(Tunings)
-    narrow = words.no_wide_adapters.search(text(row, "notes").lower())
-    wide = runtime.kernels.written_out and not narrow and runtime.name == words.wide_adapters
-    fused = affirms(f"{text(row, 'notes')} {text(row, 'framework')}".lower(), words.fused_adapters)
+    method, words = method_of(row, tuning, assumed), vocabulary(Adapters)
+    habit = words.habit_of(runtime.name)
+    wide = habit.wide and runtime.kernels.written_out and not words.narrow(row)
     if method.base in ("norms", "prompt"):
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
         return _with_parameters(tuned, more) if more > 0 else tuned
     if method.base == "layers":
-        assumed.append(unstated("trained layers", f"the last {words.last_layers}"))
-        return _frozen(graph, FineTuning(freeze=_before_last(graph, words.last_layers), quantize=tuning.quantize))
-    targets = _targets(tuning, runtime, assumed)
-    if _joint(runtime):
+        last = vocabulary(Methods).last_layers
+        assumed.append(unstated("trained layers", f"the last {last}"))
+        return _frozen(graph, FineTuning(freeze=_before_last(graph, last), quantize=tuning.quantize))
+    targets = _targets(tuning, habit, assumed)
+    if habit.joint:
         targets = _joined(graph, targets)
     sees = any(op.scope.partition(".")[0] == words.frozen_part for op in graph.operators)
     if sees:
@@ -99,17 +93,18 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             rank=rank,
             targets=targets,
             freeze=frozen,
-            train=words.embedding_parts if trains_embeddings(row) else (),
+            train=words.embedding_parts if words.embeddings(row) else (),
             quantize=tuning.quantize,
-            dropout=words.dropout if runtime.name in vocabulary(Frameworks).adapter_dropout else 0.0,
+            dropout=habit.dropout,
             dtype=adapter_dtype(row, runtime, tuning),
-            compute="fused" if fused or method.base == "scale" else "fp32" if wide else "model",
+            compute="fused" if words.fused(row) or method.base == "scale" else "fp32" if wide else "model",
         ),
     )
-    if tuning.quantize.startswith("nf4") and words.keeps_inputs.match(text(row, "date")):
-        assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
+    storage = vocabulary(Storage)
+    if tuning.quantize.startswith("nf4") and storage.keeps_inputs(row):
+        assumed.append(f"4-bit layers keep their inputs, as {storage.keeps_inputs_as}")
         tuned = _keeping_inputs(tuned)
-    return _with_kernels(tuned, method) if method != words.methods[_LORA] else tuned
+    return _with_kernels(tuned, method) if method != vocabulary(Methods).known[_LORA] else tuned
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +140,7 @@ def packed_graph(graph: OperatorGraph, runtime: Runtime, tokens: int) -> Operato
     Megatron's attention sees where texts end and computes only the scores within each. A token then sees half of its
     text on average, and the tile of scores that its text ends in is computed whole. Other trainers join texts into one.
     """
-    if not tokens or not _joint(runtime):
+    if not tokens or not vocabulary(Adapters).habit_of(runtime.name).joint:
         return graph
     return _within(graph, tokens // 2 + _TILE)
 
@@ -159,27 +154,18 @@ def _within(graph: OperatorGraph, window: int) -> OperatorGraph:
     return replace(graph, operators=operators)
 
 
-def _joint(runtime: Runtime) -> bool:
-    """Return whether a framework has one layer, and one adapter, for q, k and v together."""
-    return runtime.name.startswith(vocabulary(Tunings).joint_runtimes)
-
-
-def _targets(tuning: Tuning, runtime: Runtime, assumed: list[str]) -> tuple[str, ...]:
-    if tuning.targets:
-        return tuning.targets
-    words = vocabulary(Tunings)
-    usual = words.joint_targets if _joint(runtime) else words.usual_targets
-    assumed.append(unstated("adapted layers", "+".join(usual)))
-    return usual
+def _targets(tuning: Tuning, habit: AdapterHabit, assumed: list[str]) -> tuple[str, ...]:
+    if not tuning.targets:
+        assumed.append(unstated("adapted layers", "+".join(habit.targets)))
+    return tuning.targets or habit.targets
 
 
 def _joined(graph: OperatorGraph, targets: tuple[str, ...]) -> tuple[str, ...]:
     """Return ``targets`` with the joint projection of q, k and v as one layer, which Megatron gives one adapter."""
-    joint = any(op.scope.endswith(".qkv") for op, _ in graph if op.phase is Phase.FORWARD)
-    if not joint or not {"qkv", "attention"} & set(targets):
+    joined = vocabulary(Adapters).joined
+    if not any(op.scope.endswith(".qkv") for op, _ in graph if op.phase is Phase.FORWARD):
         return targets
-    whole = {"qkv": ("*.qkv",), "attention": ("*.qkv", "o")}
-    return tuple(dict.fromkeys(name for target in targets for name in whole.get(target, (target,))))
+    return tuple(dict.fromkeys(name for target in targets for name in joined.get(target, (target,))))
 
 
 def _rank(graph: OperatorGraph, tuning: Tuning, least: FineTuning, assumed: list[str]) -> int:
@@ -189,7 +175,7 @@ def _rank(graph: OperatorGraph, tuning: Tuning, least: FineTuning, assumed: list
     if tuning.trainable:
         one = _frozen(graph, least).num_trainable_parameters
         return max(1, round(tuning.trainable / one))
-    usual = vocabulary(Tunings).usual_rank
+    usual = vocabulary(Adapters).rank
     assumed.append(unstated("rank of the adapters", usual))
     return usual
 

@@ -13,15 +13,32 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-from traincast.measured.dialect import vocabulary
-from traincast.measured.run import affirms, unstated
+from traincast.measured.dialect import Said, vocabulary
+from traincast.measured.run import unstated
 from traincast.measured.tuning.graph import extra_tokens
-from traincast.measured.tuning.words import Tuning, Tunings
-from traincast.tables import Row, figure, text, whole
+from traincast.measured.tuning.words import Tuning
+from traincast.tables import Row, figure, whole
 
 _BATCHES: Final = 32
 _ORDERS: Final = 4
 """Batches of a simulated run, and how many runs with other orders of lengths are averaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Lengths of texts, as rows say them and as is usual; comments in ``tunings.toml`` explain each entry."""
+
+    usual: int
+    spread: float
+    high_share: float
+    stated: Said
+    capped: Said
+    packed: Said
+    counts_packed: Said
+    pads: Said
+    padded: float
+    short_run: int
+    start_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +66,14 @@ class TextLengths:
 
 def varied(row: Row) -> bool:
     """Return whether batches have different lengths: the sequence length is a cap, and sequences are not packed."""
-    notes = text(row, "notes").lower()
-    if affirms(notes, "packed|packing"):
-        return False
-    return bool(figure(row, "avg_tokens_per_step")) or vocabulary(Tunings).capped.search(notes) is not None
+    words = vocabulary(Lengths)
+    return not words.packed(row) and (bool(figure(row, "avg_tokens_per_step")) or words.capped(row))
 
 
 def lengths_of(row: Row) -> TextLengths:
     """Return the distribution of the lengths of texts of a row whose batches vary."""
-    cap, usual = whole(row, "seq"), vocabulary(Tunings)
-    found = usual.stated_lengths.search(text(row, "notes").lower())
+    cap, usual = whole(row, "seq"), vocabulary(Lengths)
+    found = usual.stated.find(row)
     if found is not None:
         mean, deviation = float(found[1]), float(found[2])
         return TextLengths(mean=mean, spread=math.sqrt(math.log1p((deviation / mean) ** 2)), cap=cap)
@@ -87,17 +102,17 @@ def batch_lengths(row: Row, tuning: Tuning, *, padded: float, timed: bool, assum
 
     ``padded`` is the number of tokens computed per token counted, if a row does not count padding.
     """
-    cap, more = whole(row, "seq"), extra_tokens(row, tuning)
+    cap, more, words = whole(row, "seq"), extra_tokens(row, tuning), vocabulary(Lengths)
     tokens = figure(row, "avg_tokens_per_step")
     if not tokens:
         if varied(row) and timed:
             assumed.append(unstated("tokens of a step", f"{cap} per sequence"))
         return cap + more, cap + more
     each = tokens / _samples(row)
-    if affirms(text(row, "notes"), "packed"):
+    if words.counts_packed(row):
         return round(each) + more, cap + more
-    high = round(lengths_of(row).at(vocabulary(Tunings).high_share))
-    if affirms(text(row, "notes"), "padding"):
+    high = round(lengths_of(row).at(words.high_share))
+    if words.pads(row):
         each *= padded
         assumed.append(f"padded tokens not stated: {padded:g} times the counted ones")
     return max(1, min(cap, round(each))) + more, min(cap, high) + more

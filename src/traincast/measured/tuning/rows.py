@@ -15,16 +15,16 @@ from typing import Any, Final
 from traincast.errors import UnknownNameError
 from traincast.graph import DType
 from traincast.graph.zoo.known_models import known_model
-from traincast.measured.dialect import meaning, vocabulary
+from traincast.measured.dialect import Meanings, Pattern, Said, meaning, vocabulary
 from traincast.measured.memory import MemoryKind, memory_of, usual_kind
-from traincast.measured.models.language import zoo_name
-from traincast.measured.run import Measured, Reading, affirms, unstated
+from traincast.measured.models.language import Models, zoo_name
+from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.steps import read_row
 from traincast.measured.tuning.graph import adapter_dtype, extra_tokens
-from traincast.measured.tuning.lengths import batch_lengths, batches_of, varied
-from traincast.measured.tuning.words import Tuning, Tunings, tuning_of
+from traincast.measured.tuning.lengths import Lengths, batch_lengths, batches_of, varied
+from traincast.measured.tuning.words import Adapters, Methods, Storage, Tuning, tuning_of
 from traincast.strategy import Request, Runtime, find_runtime, load_precision, load_runtime
-from traincast.strategy.program.losses import with_loss
+from traincast.strategy.program.losses import LossName, with_loss
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.strategy import Offload
 from traincast.tables import Row, RowError, figure, text, whole
@@ -32,8 +32,73 @@ from traincast.tables import Row, RowError, figure, text, whole
 NEEDS: Final = ("model", "method", "gpu", "n_gpus", "seq", "micro_batch")
 """Columns that a table of fine-tuning runs must have."""
 _SHARDED: Final = 3
-_TRAINS_WEIGHTS: Final = ("full", "freeze", "bitfit")
-"""Methods that train weights of the model itself, in their own dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """What programs that fine-tune do where a row does not say; comments in ``tunings.toml`` explain each entry."""
+
+    containers: Said
+    container_as: str
+    plain_as: str
+    plain_runtime: str
+    sharders: tuple[str, ...]
+    fused_kernels: Said
+    compiled: Said
+    compiled_as: str
+    in_backward: Said
+    losses: dict[LossName, Said]
+    eager: Said
+    keeps_once: tuple[str, ...]
+    reshards_since: int
+    virtual_stages: Said
+    mixed: Said
+    upcasts: Said
+    pure: Said
+    casts: Said
+    keeps_copies: Said
+    zero: Meanings[int]
+    recompute: Meanings[str]
+    recompute_to_host: Said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloads:
+    """How rows say what is kept on the host; comments in ``tunings.toml`` explain each entry."""
+
+    nothing: tuple[str, ...]
+    host: Pattern
+    optimizer: Pattern
+    activations: Pattern
+    parameters: Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedOptimizer:
+    """An optimizer that is ``counted`` as another one, and what this ``says``.
+
+    It is known by ``words`` of its name or by the ``method`` of its row, whose rank is not below ``least_rank``.
+    """
+
+    words: Pattern
+    counted: str
+    says: str = ""
+    method: Pattern | None = None
+    least_rank: float = 0.0
+
+    def holds(self, row: Row) -> bool:
+        """Return whether a row has this optimizer."""
+        name, method = (text(row, column).lower() for column in ("optimizer", "method"))
+        by_method = self.method is not None and self.method.search(method) is not None
+        named = self.words.search(re.sub(r"[^a-z0-9]", "", name)) is not None
+        return (named or by_method) and (figure(row, "lora_rank") or 0.0) >= self.least_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizers:
+    """Optimizers that are not AdamW with ordinary states; the first that holds counts."""
+
+    counted: tuple[CountedOptimizer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +118,6 @@ class MeasuredTuning:
     tuning: Tuning
 
 
-def group_of(row: Row) -> str:
-    """Return what errors are grouped by: the source of the row."""
-    return text(row, "source") or "unknown"
-
-
 def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: float | None = None) -> MeasuredTuning:
     """Read one row; it must state a time or a memory that can be judged.
 
@@ -67,7 +127,7 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
     assumed: list[str] = []
     row = completed(row, assumed)
     tuning = tuning_of(row) if tuning is None else tuning
-    padded = vocabulary(Tunings).padded if padded is None else padded
+    padded = vocabulary(Lengths).padded if padded is None else padded
     memory = memory_of(row)
     seconds = _seconds(row)
     if seconds is None and memory is None:
@@ -104,7 +164,7 @@ def start_up(row: Row, start_s: float | None = None) -> float:
 
     ``start_s`` is how much longer the first step takes than others, if not as usual.
     """
-    usual = vocabulary(Tunings)
+    usual = vocabulary(Lengths)
     steps, total, step = (figure(row, key) for key in ("num_steps", "train_time_s", "step_time_s"))
     if not steps or not total or not step or steps > usual.short_run:
         return 0.0
@@ -147,7 +207,7 @@ def _reading(row: Row, tuning: Tuning, length: int) -> Reading:
         tuning.method != "full"
         and request.strategy.zero == 3
         and runtime.memory.frees_gradients
-        and _year(row) < vocabulary(Tunings).reshards_since
+        and _year(row) < vocabulary(Programs).reshards_since
     ):
         assumed.append("frozen parameters stay gathered: FSDP of that year does not free them after backward")
         request = replace(request, strategy=replace(request.strategy, reshard=False))
@@ -156,42 +216,31 @@ def _reading(row: Row, tuning: Tuning, length: int) -> Reading:
 
 def _optimizer(row: Row, assumed: list[str]) -> str:
     """Return the optimizer of a row if it is not AdamW with ordinary states; else ""."""
-    written, words = text(row, "optimizer"), vocabulary(Tunings)
-    plain = re.sub(r"[^a-z0-9]", "", written.lower())
-    byte, paged = "8bit" in plain or "int8" in plain, "paged" in plain
-    low_rank = words.low_rank.search(plain) or words.low_rank_methods.search(text(row, "method").lower())
-    other = next((each for each in words.optimizers if each.pattern.search(plain)), None)
-    found, says = "", ""
-    if low_rank:
-        wide = (figure(row, "lora_rank") or 0.0) >= words.wide_rank
-        found, says = ("adamw8bit", "a byte per state") if wide else ("sgd-plain", "no states")
-    elif other is not None:
-        in_bytes = byte and other.byte_counted
-        found, says = (other.byte_counted, other.byte_says) if in_bytes else (other.counted, other.says)
-    elif "sgd" in plain:
-        found = "sgd" if "momentum" in text(row, "optimizer").lower() else "sgd-plain"
-    elif byte or paged:
-        found = ("paged-" if paged else "") + ("adamw8bit" if byte else "adamw")
-    if found:
-        assumed[:] = [said for said in assumed if not said.startswith("optimizer ")]
-    if says:
-        assumed.append(f"optimizer {written or 'of the method'!r} counted with {says}")
-    return found
+    found = next((rule for rule in vocabulary(Optimizers).counted if rule.holds(row)), None)
+    if found is None:
+        return ""
+    assumed[:] = [said for said in assumed if not said.startswith("optimizer ")]
+    if found.says:
+        assumed.append(f"optimizer {text(row, 'optimizer') or 'of the method'!r} counted with {found.says}")
+    return found.counted
 
 
 def _offload(row: Row, request: Request, assumed: list[str]) -> tuple[Offload, ...]:
     """Return what a row keeps in the memory of its host; parameters are counted on the device, and this is said."""
-    written = text(row, "offload").lower()
+    written, words = text(row, "offload").lower(), vocabulary(Offloads)
     found: list[Offload] = []
-    if written and written not in ("no", "none", "false", "0", "nan", "-", "gpu"):
-        both = re.search(r"cpu|host|true|yes|nvme", written) is not None
-        if "optim" in written or (both and not re.search(r"activ|param", written)):
+    if written and written not in words.nothing:
+        host, optimizer, activations, parameters = (
+            pattern.search(written) is not None
+            for pattern in (words.host, words.optimizer, words.activations, words.parameters)
+        )
+        if optimizer or (host and not activations and not parameters):
             found.append("optimizer")
-        if "activ" in written:
+        if activations:
             found.append("activations")
-        if "param" in written or (both and request.strategy.zero == _SHARDED and not found):
+        if parameters or (host and request.strategy.zero == _SHARDED and not found):
             assumed.append("parameters kept on the host are counted on the device")
-        if not found and "param" not in written:
+        if not found and not parameters:
             raise RowError(f"offload is {written[:40]!r}: only optimizer and activations are modelled")
     if recomputes_to_host(row) and "activations" not in found and request.strategy.pp == 1:
         found.append("activations")
@@ -200,7 +249,7 @@ def _offload(row: Row, request: Request, assumed: list[str]) -> tuple[Offload, .
 
 def _year(row: Row) -> int:
     found = re.match(r"\d{4}", text(row, "date"))
-    return int(found[0]) if found else vocabulary(Tunings).reshards_since
+    return int(found[0]) if found else vocabulary(Programs).reshards_since
 
 
 def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) -> Runtime:
@@ -211,10 +260,12 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     """
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
-    words, notes = vocabulary(Tunings), text(row, "notes").lower()
-    prepared = tuning.quantize in ("nf4", "nf4-single", "int8") and not words.unprepared.search(notes)
-    sharded = request.strategy.zero == 3 and request.strategy.dp > 1 and runtime.name not in words.keeps_once
-    twice = sharded or (prepared and runtime.name == words.plain_runtime)
+    words, programs = vocabulary(Storage), vocabulary(Programs)
+    prepared = tuning.quantize in words.prepared and not words.unprepared(row)
+    sharded = request.strategy.zero == _SHARDED and request.strategy.dp > 1
+    twice = (sharded and runtime.name not in programs.keeps_once) or (
+        prepared and runtime.name == programs.plain_runtime
+    )
     return runtime.patched(memory={"kept_inputs": 2.0}) if twice else runtime
 
 
@@ -222,70 +273,65 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     """Return the dtypes of a run.
 
     Plain PyTorch trains all weights of a 16-bit model in 16 bits, states included; FSDP with automatic mixed precision
-    trains fp32 copies of them. Adapters are fp32 beside 16-bit weights.
+    trains fp32 copies of them. Adapters are fp32 beside 16-bit weights, unless they have 16 bits themselves.
     """
-    found, runtime, words = request.precision, request.runtime, vocabulary(Tunings)
+    found, runtime, words = request.precision, request.runtime, vocabulary(Programs)
     if not runtime.memory.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
     pure = replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
-    said = " ".join(text(row, key) for key in ("framework", "zero", "notes")).lower()
-    copied = words.keeps_copies.search(said) is not None or request.strategy.zero in (1, 2)
-    if tuning.method not in _TRAINS_WEIGHTS:
+    copied = words.keeps_copies(row) or request.strategy.zero in (1, 2)
+    method = vocabulary(Methods).known.get(tuning.method)
+    if tuning.method != "full" and not (method and method.trains_weights):
         return pure if adapter_dtype(row, runtime, tuning) == "model" and not copied else half
     if copied:
         return half  # the optimizer keeps fp32 copies of 16-bit weights
-    written = text(row, "precision").lower()
-    stored_wide = re.search(r"\bamp\b|mixed", written) or (
-        words.upcasts.search(said) and "pure" not in f"{written} {said}"
-    )
+    stored_wide = words.mixed(row) or (words.upcasts(row) and not words.pure(row))
     spread = request.strategy.zero == _SHARDED and request.strategy.dp > 1
     if stored_wide and tuning.method != "full":
         return half  # only trained weights get fp32 copies
-    if stored_wide or (spread and re.search(r"autocast|amp", written)):
+    if stored_wide or (spread and words.casts(row)):
         return load_precision("amp" if found.activations is DType.FP16 else "amp-bf16")
     return pure
 
 
 def _habits(row: Row, runtime: Runtime) -> Runtime:
-    """Return ``runtime`` with what a row says of fused kernels, chunked losses and attention."""
-    notes = " ".join(text(row, key) for key in ("notes", "framework", "attention")).lower()
+    """Return ``runtime`` with what a row says of compiled and fused kernels, losses, updates and attention."""
+    words = vocabulary(Programs)
     if not runtime.kernels.written_out:
         return runtime
-    words = vocabulary(Tunings)
-    if affirms(notes, words.compiled):
+    if words.compiled(row):
         compiled = load_runtime(words.compiled_as)
         runtime = runtime.patched(
             kernels={"fusions": compiled.kernels.fusions, "written_out": False},
             launches={"operator": compiled.launches.operator, "backward": compiled.launches.backward},
         )
-    if affirms(notes, words.fused_kernels):
+    if words.fused_kernels(row):
         runtime = runtime.patched(kernels={"written_out": False})
-    loss = next((name for name, pattern in words.losses.items() if affirms(notes, pattern)), None)
+    loss = next((name for name, said in words.losses.items() if said(row)), None)
     if loss is not None:
         runtime = with_loss(runtime, loss)
-    if whole(row, "grad_accum", 1) == 1 and affirms(f"{notes} {text(row, 'optimizer').lower()}", words.in_backward):
+    if whole(row, "grad_accum", 1) == 1 and words.in_backward(row):
         runtime = runtime.patched(memory={"updates_in_backward": True})
-    if "eager" in text(row, "attention").lower():
+    if words.eager(row):
         runtime = runtime.patched(kernels={"attention": "eager"})
     return runtime
 
 
 def completed(row: Row, assumed: list[str]) -> Mapping[str, Any]:
     """Return a row with usual figures for its length, batch and devices where it states none."""
-    found, words = dict(row), vocabulary(Tunings)
+    found, usual, adapters = dict(row), vocabulary(Lengths).usual, vocabulary(Adapters)
     if not figure(row, "n_gpus"):
         found["n_gpus"] = int(figure(row, "dp") or 1)
         assumed.append(unstated("number of GPUs", found["n_gpus"]))
     if not figure(row, "seq"):
-        found["seq"] = words.usual_seq
-        assumed.append(unstated("sequence length", words.usual_seq))
+        found["seq"] = usual
+        assumed.append(unstated("sequence length", usual))
     if not figure(row, "micro_batch"):
         each = replicas(found) * whole(row, "grad_accum", 1)
         found["micro_batch"] = max(1, int((figure(row, "global_batch") or each) // each))
         assumed.append(unstated("batch of a GPU", found["micro_batch"]))
-    adapts = re.search(r"lora|dora", text(row, "method").lower()) is not None
-    if adapts and not text(row, "lora_targets") and words.adapts_all.search(text(row, "framework").lower()):
+    if adapters.adapts(row) and adapters.adapts_all(row) and not text(row, "lora_targets"):
         found["lora_targets"] = "all-linear"
         assumed.append(unstated("adapted layers", "all linear layers, the default of this program"))
     return found
@@ -294,11 +340,11 @@ def completed(row: Row, assumed: list[str]) -> Mapping[str, Any]:
 def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
     """Return a row of fine-tuning as a row of training steps, with names and texts as these have them."""
     plain = {**row, "model": model_name(row), "seq": length, "strategy": ""}
-    plain["zero"] = _zero(row)
+    plain["zero"] = _spelled(row, "zero", vocabulary(Programs).zero)
     plain["precision"] = _stated_precision(row)
-    plain["recompute"] = _recompute(row)
+    plain["recompute"] = _spelled(row, "recompute", vocabulary(Programs).recompute)
     plain["framework"] = _framework(row, assumed)
-    found = vocabulary(Tunings).virtual_stages.search(text(row, "notes"))
+    found = vocabulary(Programs).virtual_stages.find(row)
     if found:
         plain["vp"] = int(found[1])
     if not figure(row, "global_batch"):
@@ -314,7 +360,7 @@ def replicas(row: Row) -> int:
 
 def model_name(row: Row) -> str:
     """Return the model of a row: a spec if its dimensions are not stated but known, else its name without endings."""
-    words = vocabulary(Tunings)
+    words = vocabulary(Models)
     names = [words.sizes.sub("", text(row, "model").rpartition("/")[2])]
     while words.endings.search(names[-1]):
         names.append(words.endings.sub("", names[-1], count=1))
@@ -325,31 +371,23 @@ def model_name(row: Row) -> str:
 
 def recomputes_to_host(row: Row) -> bool:
     """Return whether a run keeps the inputs of recomputed layers on the host."""
-    return vocabulary(Tunings).recompute_to_host.search(text(row, "recompute").lower()) is not None
+    return vocabulary(Programs).recompute_to_host(row)
 
 
-def _zero(row: Row) -> Any:
-    found = meaning(vocabulary(Tunings).zero, text(row, "zero").lower())
-    return row.get("zero") if found is None else found
+def _spelled(row: Row, column: str, spellings: Meanings[Any]) -> Any:
+    """Return what a cell means; the cell itself if it matches no spelling."""
+    found = meaning(spellings, text(row, column).lower())
+    return row.get(column) if found is None else found
 
 
 def _stated_precision(row: Row) -> str:
     """Return the precision of a row; formats of stored weights in this column say nothing of the step's."""
     written = re.sub(r"\(.*?\)", "", text(row, "precision")).strip()
-    words = vocabulary(Tunings)
+    words = vocabulary(Storage)
     if not words.quantised.search(written.lower()):
         return written
     found = words.unquantised.search(written.lower())
     return found[0] if found else ""
-
-
-def _recompute(row: Row) -> Any:
-    written, words = text(row, "recompute").strip().lower(), vocabulary(Tunings)
-    if written in ("unknown", "nan"):
-        return ""
-    if words.no_recompute.match(written):
-        return "none"
-    return "full" if words.recompute.search(written) and "selective" not in written else row.get("recompute")
 
 
 def _framework(row: Row, assumed: list[str]) -> str:
@@ -358,9 +396,9 @@ def _framework(row: Row, assumed: list[str]) -> str:
     Others that are not known train plain modules, as most programs for fine-tuning do. So do those that name only the
     library that shards them.
     """
-    written, words = text(row, "framework"), vocabulary(Tunings)
+    written, words = text(row, "framework"), vocabulary(Programs)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
-    if spread and words.containers.search(written.lower()):
+    if spread and words.containers(row):
         if words.container_as.lower() not in written.lower():
             said = f"framework {written!r} is a container, whose program with tp, pp or cp is: {words.container_as}"
             assumed.append(said)

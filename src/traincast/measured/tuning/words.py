@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
-from traincast.measured.dialect import Meanings, Pattern, meaning, vocabulary
-from traincast.strategy.program.losses import LossName
+from traincast.measured.dialect import Meanings, Pattern, Said, meaning, vocabulary
 from traincast.tables import Row, RowError, figure, number, text
-
-_COLUMNS: Final = ("method", "model", "notes", "strategy", "framework", "task", "lora_rank", "lora_targets")
-"""Columns in which a row of training steps may say that it trains adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +19,9 @@ class Method:
     lengthened, nothing beside the layers).
     ``products``: products of the input with a weight made on the fly. ``weight``, ``tokens``: passes over tensors of
     the size of the weight and of the result. ``small``: kernels on tensors too small to count. ``kept_weights``,
-    ``kept_tokens``: tensors of these sizes that wait for backward. ``says`` explains the figures.
+    ``kept_tokens``: tensors of these sizes that wait for backward. ``trains_weights``: weights of the model itself are
+    trained, in their own dtype. ``lengthens``: tokens stand in front of each sequence, as many as the row states or, by
+    its parameters, as embeddings have as many as are trained. ``says`` explains the figures.
     """
 
     says: str
@@ -34,100 +32,86 @@ class Method:
     small: int = 0
     kept_weights: int = 0
     kept_tokens: int = 0
+    trains_weights: bool = False
+    lengthens: Literal["", "as stated", "by its parameters"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotedMethod:
-    """One of ``methods`` that runs as ``method`` if the notes of a row match."""
+    """One of ``methods`` that runs as ``method`` if this is ``said``."""
 
-    notes: Pattern
+    said: Said
     methods: tuple[str, ...]
     method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountedOptimizer:
-    """An optimizer, the one that it is ``counted`` as, and what this ``says``; with 8-bit states, as another one."""
+class Methods:
+    """How rows spell methods of fine-tuning, and what each runs; comments in ``tunings.toml`` explain each entry."""
 
-    pattern: Pattern
-    counted: str
-    says: str = ""
-    byte_counted: str = ""
-    byte_says: str = ""
+    adapters: Said
+    full: tuple[str, ...]
+    spellings: Meanings[str]
+    noted: tuple[NotedMethod, ...]
+    prompt_tokens: Said
+    prompt: int
+    last_layers: int
+    known: dict[str, Method]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tunings:
-    """How rows spell fine-tuning and what its programs do; comments in ``tunings.toml`` explain each entry."""
+class Storage:
+    """How rows spell formats of frozen weights; comments in ``tunings.toml`` explain each entry."""
 
-    adapters: Pattern
-    no_adapters: Pattern
-    full: tuple[str, ...]
-    spellings: Meanings[str]
-    noted_methods: tuple[NotedMethod, ...]
-    methods: dict[str, Method]
-    targets: dict[str, tuple[str, ...]]
     bits: Pattern
     four_bits: Pattern
-    gptq: Pattern
+    gptq: Said
+    single: Said
     quantised: Pattern
     unquantised: Pattern
-    keeps_inputs: Pattern
-    usual_rank: int
-    usual_targets: tuple[str, ...]
-    joint_runtimes: str
-    joint_targets: tuple[str, ...]
-    adapts_all: Pattern
-    prompt: int
-    prompt_tokens: Pattern
-    dropout: float
-    last_layers: int
+    prepared: tuple[str, ...]
+    unprepared: Said
+    keeps_inputs: Said
+    keeps_inputs_as: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterHabit:
+    """How programs whose ``runtime`` matches adapt layers.
+
+    They adapt ``targets`` if a row names none. With ``joint``, q, k and v are one layer with one adapter. Inputs of
+    adapters are dropped with the probability ``dropout``. With ``wide``, adapters are computed in fp32.
+    """
+
+    runtime: Pattern
+    targets: tuple[str, ...] = ("q", "v")
+    joint: bool = False
+    dropout: float = 0.0
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """Which layers are adapted where a row does not say; comments in ``tunings.toml`` explain each entry."""
+
+    rank: int
     frozen_part: str
-    trained_embeddings: str
+    adapts: Said
+    adapts_all: Said
+    narrow: Said
+    fused: Said
+    embeddings: Said
     embedding_parts: tuple[str, ...]
-    wide_adapters: str
-    narrow_adapters: tuple[str, str]
-    converts_all: Pattern
-    no_wide_adapters: Pattern
-    endings: Pattern
-    sizes: Pattern
-    zero: Meanings[int]
-    no_recompute: Pattern
-    recompute: Pattern
-    recompute_to_host: Pattern
-    virtual_stages: Pattern
-    containers: Pattern
-    container_as: str
-    plain_as: str
-    plain_runtime: str
-    sharders: tuple[str, ...]
-    unprepared: Pattern
-    upcasts: Pattern
-    keeps_copies: Pattern
-    fused_kernels: str
-    fused_adapters: str
-    losses: dict[LossName, str]
-    in_backward: str
-    compiled: str
-    compiled_as: str
-    reshards_since: int
-    keeps_once: tuple[str, ...]
-    low_rank: Pattern
-    low_rank_methods: Pattern
-    wide_rank: float
-    optimizers: tuple[CountedOptimizer, ...]
-    other_figure: Pattern
-    prefer_other: Pattern
-    high_figure: Pattern
-    memory_kinds: Meanings[Literal["allocated", "reserved", "nvidia-smi"]]
-    spread: float
-    high_share: float
-    stated_lengths: Pattern
-    capped: Pattern
-    usual_seq: int
-    short_run: int
-    padded: float
-    start_s: float
+    narrow_dates: tuple[str, str]
+    converts_all: Said
+    joined: dict[str, tuple[str, ...]]
+    habits: tuple[AdapterHabit, ...]
+    modules: dict[str, tuple[str, ...]]
+
+    def habit_of(self, runtime: str) -> AdapterHabit:
+        """Return the first habit of a runtime; the usual one if it has none."""
+        found = next((habit for habit in self.habits if habit.runtime.fullmatch(runtime)), None)
+        return found or AdapterHabit(runtime=re.compile(runtime))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +132,7 @@ class Tuning:
 
 def trains_adapters(row: Row) -> bool:
     """Return whether any column of a row says that the run trains adapters beside frozen weights."""
-    if number(row, "lora_rank"):
-        return True
-    said = " ; ".join(text(row, key) for key in _COLUMNS).lower()
-    words = vocabulary(Tunings)
-    return words.adapters.search(words.no_adapters.sub("", said)) is not None
+    return bool(number(row, "lora_rank")) or vocabulary(Methods).adapters(row)
 
 
 def tuning_of(row: Row, *, method: str = "") -> Tuning:
@@ -171,16 +151,15 @@ def tuning_of(row: Row, *, method: str = "") -> Tuning:
 
 def _method(written: str) -> str:
     """Return "full" or the name of an adapter method, as PEFT spells it where it has the method."""
-    words = vocabulary(Tunings)
+    words = vocabulary(Methods)
     if written in words.full:
         return "full"
-    return written if written in words.methods else meaning(words.spellings, written) or written
+    return written if written in words.known else meaning(words.spellings, written) or written
 
 
 def _storage(row: Row, method: str) -> str:
     """Return the format of quantised weights that a row states; "" if none."""
-    bits, words = figure(row, "quant_bits"), vocabulary(Tunings)
-    said = " ".join(text(row, key) for key in ("notes", "model", "precision", "framework")).lower()
+    bits, words = figure(row, "quant_bits"), vocabulary(Storage)
     if not bits:
         stored = " ".join((method, text(row, "model").lower(), text(row, "precision").lower()))
         found = words.bits.search(stored)
@@ -193,9 +172,7 @@ def _storage(row: Row, method: str) -> str:
         raise RowError(f"quant_bits is {bits:g}: expected 4 or 8")
     if bits == 8:
         return "int8"
-    if words.gptq.search(said):
-        return "gptq"
-    return "nf4-single" if re.search(r"nf4(?!-dq)\b", said) and "nf4-dq" not in said else "nf4"
+    return "gptq" if words.gptq(row) else "nf4-single" if words.single(row) else "nf4"
 
 
 def _targets(written: str) -> tuple[str, ...]:
@@ -204,5 +181,5 @@ def _targets(written: str) -> tuple[str, ...]:
         return ()
     plain = re.sub(r"\(.*?\)", lambda m: m[0] if written.lower().startswith("default") else "", written)
     names = [n.strip().lower() for n in re.split(r"[+,/;()]|\bdefault\b|:", plain) if n.strip()]
-    known = {name: word for word, modules in vocabulary(Tunings).targets.items() for name in modules}
+    known = {name: word for word, modules in vocabulary(Adapters).modules.items() for name in modules}
     return tuple(dict.fromkeys(known.get(name.rpartition(".")[2], name) for name in names))

@@ -241,7 +241,7 @@ def _homes(nodes: Sequence[str]) -> list[list[int]]:
 
 
 def companions(placement: GroupPlacement, nodes: Sequence[str], count: int) -> tuple[GroupPlacement, ...]:
-    """``count`` further groups of the same shape on the same nodes, without a common rank; fewer than that: none.
+    """``count`` further groups of the same shape on the same nodes, without a common rank; none if there are too few.
 
     >>> companions(GroupPlacement(ranks=(0, 1), num_nodes=1), ["a"] * 4, 1)[0].ranks
     (2, 3)

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from traincast import files
+from traincast.ask import paths_of, verb
 from traincast.cluster.interconnect import usual_count
 from traincast.cluster.match import find_device
 from traincast.errors import FileFormatError, RequestError, TraincastError
+from traincast.profiling.collectives.ask import LogImport
 from traincast.profiling.collectives.nccl_runs import TESTS, LogContents, LogRow, LogRun, lines_of, runs_of, text_of
 from traincast.profiling.output import write_table
 from traincast.profiling.rows import COLLECTIVE_COLUMNS, Row
@@ -131,18 +133,6 @@ _AMD_DEVICES: Final = {
 """PCI device numbers that ROCm prints instead of a name, from the list of PCI ids."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogImport:
-    """What a user states about logs; empty texts and ``None`` leave it to the logs."""
-
-    system: str = ""
-    device: str = ""
-    ranks: int | None = None
-    nodes: int | None = None
-    interconnect: str = ""
-    source: str = ""
-
-
 @dataclass(slots=True)
 class ImportedLogs:
     """The rows of all logs; ``files`` has counts by file; ``assumed`` and ``skipped`` name the file they concern."""
@@ -154,10 +144,11 @@ class ImportedLogs:
     errors: list[str] = field(default_factory=list)
 
 
-def import_logs(paths: Sequence[Path], request: LogImport) -> ImportedLogs:
+@verb(LogImport)
+def import_logs(request: LogImport) -> ImportedLogs:
     """Read logs and folders of logs. A log without a row becomes an error; if no log has one, it is raised."""
     result = ImportedLogs()
-    for path in _logs(paths):
+    for path in _logs(paths_of(request.logs)):
         try:
             _import_log(path, request, result)
         except TraincastError as error:

@@ -86,8 +86,9 @@ class MessageTimer:
     def beside(self, message: Message, seconds: float) -> list[Row]:
         """Time ``message`` and a loop of matrix products side by side, on every rank at once; return rows on rank 0.
 
-        The first row is by how many seconds compute is delayed for each second that the message takes alone; the
-        second how many times longer the message takes. Compute is long enough to outlast the message.
+        The first row has the seconds by which compute is delayed for each second that the message takes alone. The
+        second has the time of the message beside compute, over its time alone. Compute is long enough to outlast the
+        message.
         """
         group = self.group(message.num_ranks)
         if self.rank >= message.num_ranks:

@@ -261,8 +261,8 @@ class StepTimer:
     """Times plain and watched steps in turns, and divides the mean plain step among the operators.
 
     ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. If ranks wait
-    for one another in every step, ``slowest`` makes the steps of this rank those of the slowest rank. If the plan does
-    not run the ``whole`` operators of the model but shares of some, the time of those is left out.
+    for one another in every step, ``slowest`` makes the steps of this rank those of the slowest rank. Without
+    ``whole``, the plan divides some operators of the model among ranks; the time of these is left out.
     """
 
     def __init__(

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from traincast.ask import verb
 from traincast.errors import RequestError
 from traincast.graph.capture.capture import require_torch
+from traincast.profiling.machine.ask import MachineAsk
 from traincast.profiling.machine.device import check_device, device_name, free_memory
 from traincast.profiling.machine.loopback import LARGE_BYTES, START_S, measure_pair
 from traincast.profiling.timing import Clock, HostClock, Timing, clock_of, measure
@@ -70,12 +72,13 @@ class MachineFigures:
         return any(figure.name == name for figure in self.figures)
 
 
-def expected_seconds(device: str, *, threads: int, repeats: int) -> float:
+def expected_seconds(ask: MachineAsk) -> float:
     """Return how long :func:`measure_machine` will take, from one short product and one short copy."""
+    device = ask.device
     check_device(device)
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(ask.threads)
     clock = clock_of(device)
     x = torch.ones(256, 256, device=device)
     rate = 2 * 256**3 / measure(lambda: x @ x, clock=clock, repeats=3).median_s
@@ -84,12 +87,14 @@ def expected_seconds(device: str, *, threads: int, repeats: int) -> float:
     products = [2.0 * side**3 / rate * slower for side in PRODUCTS[device] for slower in (1, 2, 2, 2)]
     convolutions = [6.0 * _BATCH * c * c * s * s * k * k / rate for c, s, k in CONVOLUTIONS]
     copies = [nbytes * per_byte for nbytes in COPIES]
-    works = sum(min(_LIMIT_S, once * (repeats + 3)) for once in (*products, *convolutions, *copies))
+    works = sum(min(_LIMIT_S, once * (ask.repeats + 3)) for once in (*products, *convolutions, *copies))
     return float(works + START_S)
 
 
-def measure_machine(device: str, *, threads: int, repeats: int) -> MachineFigures:
+@verb(MachineAsk)
+def measure_machine(ask: MachineAsk) -> MachineFigures:
     """Measure this machine with processes of ``threads`` threads, or its GPUs."""
+    device, threads, repeats = ask.device, ask.threads, ask.repeats
     check_device(device)
     cores = _cores()
     if device == "cpu" and threads > cores:

@@ -288,7 +288,7 @@ class _Attached:
 
 
 class _Started:
-    """A command that this process started; the first interrupt is its own affair, the next ones end it."""
+    """A command that this process started. The first interrupt only reaches the command; the next ones end it."""
 
     def __init__(self, command: Sequence[str], devices: Path, *, quiet: bool) -> None:
         try:

@@ -85,23 +85,6 @@ def facts_of(job: Job) -> JobFacts:
     return JobFacts(What(job.model, job.batch, job.strategy, job.is_elastic), job.num_gpus, job.vc, job.gpu_type)
 
 
-def goodput(job: Job, steps: StepTimes) -> dict[int, float]:
-    """Return a job's samples per second by number of GPUs, for numbers that divide its batch.
-
-    The GPUs are of the reference type, packed on the fewest nodes.
-    """
-    reference = steps.reference(facts_of(job))
-    what = facts_of(job).what._replace(is_elastic=True)
-    least, most = (job.min_gpus, job.max_gpus) if job.is_elastic else (int(job.num_gpus), int(job.num_gpus))
-    size = reference.where.node_gpus
-    found: dict[int, float] = {}
-    for gpus in range(max(1, least), most + 1):
-        step = steps.step_s(what, Where(reference.where.gpu_type, size, gpus, -(-gpus // size)))
-        if job.batch % gpus == 0 and step < NOWHERE:
-            found[gpus] = job.batch / step
-    return found
-
-
 def forecast_durations(
     log: JobLog, cluster: SharedCluster, *, steps: StepTimes | None = None, progress: Progress | None = None
 ) -> JobLog:
@@ -188,5 +171,5 @@ def _facts(log: JobLog, row: int) -> JobFacts:
 
 
 __all__ = [
-    "ForecastSpeeds", "Progress", "StepTimes", "forecast_durations", "forecast_seconds", "goodput", "is_described",
+    "ForecastSpeeds", "Progress", "StepTimes", "forecast_durations", "forecast_seconds", "is_described",
 ]  # fmt: skip

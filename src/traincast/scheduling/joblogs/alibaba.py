@@ -86,8 +86,7 @@ def read_pai(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     without = int(np.count_nonzero(np.bincount(codes, minlength=len(names)) > 0) - np.count_nonzero(total > 0))
     if without:
         columns.left_out["without GPUs"] = without
-    if tasks.malformed:
-        columns.left_out["on lines with more or fewer cells than columns"] = tasks.malformed
+    columns.left_out |= tasks.left_out()
     _leave_out_unfinished(columns)
     _round_up_shares(columns)
     columns.round_up_short_runs()
@@ -222,9 +221,7 @@ def read_openb(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """Read the pods with GPUs that were scheduled."""
     need(source, POD_NEEDS, what="openb's list of pods")
     table = read_table(source, _POD_WANTED, drop_malformed=drop_invalid)
-    columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)
-    if table.malformed:
-        columns.left_out["on lines with more or fewer cells than columns"] = table.malformed
+    columns = table.jobs()
     bad = columns.unparsable
     count = table.numbers("num_gpu", bad, called="num_gpus")
     milli = table.numbers("gpu_milli", bad, called="num_gpus")

@@ -29,9 +29,7 @@ def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     if "duration" not in source.header:
         need(source, ("start_time", "end_time"), what="a log of Helios without duration")
     table = read_table(source, _WANTED, drop_malformed=drop_invalid)
-    columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)
-    if table.malformed:
-        columns.left_out["on lines with more or fewer cells than columns"] = table.malformed
+    columns = table.jobs()
     bad = columns.unparsable
     start = table.seconds("start_time", {})
     logged = table.numbers("duration", bad, called="duration_s")

@@ -53,9 +53,7 @@ def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     needed = ("job_id", "submit_s", "num_gpus", *(() if described else ("duration_s",)))
     need(source, [found.get(name, NAMES[name][0]) for name in needed], what="a table of jobs")
     table = read_table(source, list(found.values()), drop_malformed=drop_invalid)
-    columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)
-    if table.malformed:
-        columns.left_out["on lines with more or fewer cells than columns"] = table.malformed
+    columns = table.jobs()
     for name, column in found.items():
         if name in TEXTS:
             columns.texts[name] = table.texts(column)

@@ -107,6 +107,14 @@ class TextTable:
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
+    def left_out(self) -> dict[str, int]:
+        """Return how many lines are no rows, by the reason."""
+        return {"on lines with more or fewer cells than columns": self.malformed} if self.malformed else {}
+
+    def jobs(self) -> JobColumns:
+        """Return one job for each row, with no column yet."""
+        return JobColumns(numbers={}, texts={}, lines=self.lines, place=self.place, left_out=self.left_out())
+
     def codes(self, name: str) -> tuple[Ints, list[str]]:
         """Return the distinct texts of a column, trimmed, with "" last, and for each row the number of its text."""
         import pyarrow.compute as pc

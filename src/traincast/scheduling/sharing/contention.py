@@ -33,13 +33,13 @@ MeetingPlace = Literal["device", "node", "switch"]
 SHARES: Final = {"exclusive": "exclusive", "blind": "consolidated", "complementary": "complementary"}
 """How jobs share nodes, each with its placement: not at all, as it comes, or with neighbours that suit them best."""
 _MOST_TOGETHER: Final = 6
-"""Most jobs that are run together; of more, those that are alike count as one group of this size."""
+"""Most jobs that are simulated together. If more meet, equal jobs count as a group of at most this size."""
 
 
 class Guest(NamedTuple):
     """A job where it is placed, as far as it matters to those it meets.
 
-    ``node`` is the number among its own nodes of the one where they meet, if it has parameter servers; else 0.
+    With parameter servers, ``node`` is the node where they meet, as a number among the job's own nodes; else it is 0.
     """
 
     what: What
@@ -48,13 +48,13 @@ class Guest(NamedTuple):
 
 
 class Contention(Protocol):
-    """Tells how much slower jobs are that meet somewhere."""
+    """Tells how much jobs slow one another down where they meet."""
 
     def guest(self, job: Job, placed: PlacedGpus) -> Guest | None:
-        """Return what others notice of the job; ``None`` if nothing is known of what it draws."""
+        """Return the job as others meet it; ``None`` if what it draws is not known."""
 
     def slowdowns(self, guests: tuple[Guest, ...], *, at: MeetingPlace) -> tuple[float, ...]:
-        """Return how many times longer the steps of jobs take that meet ``at`` such a place."""
+        """Return how many times longer the step of each guest takes while all guests meet ``at`` one place."""
 
 
 class ForecastContention:

@@ -35,7 +35,6 @@ from traincast.strategy.servers.setup import ServerSetup
 from traincast.work import Collective
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _NEAR: Final = 1e-9
 """Times that differ by less than this share of the step are the same."""
@@ -90,8 +89,7 @@ def program_of(
 
     Weights are shares of the device's time and memory bandwidth, and of all NICs of the node with the most traffic,
     which may be that of a parameter server. Messages inside a node are shared with no other job. The arguments are
-    those of
-    :func:`traincast.resources.curves_of`.
+    those of :func:`traincast.resources.curves.curves_of`.
     """
     plan, whole = timeline.plan, timeline.step_s
     network = network_of(plan.works, cluster, through_host=servers is not None)

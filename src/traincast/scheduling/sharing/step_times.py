@@ -151,7 +151,7 @@ class StepTimes:
         return self._switch_programs[what, even]
 
     def check_types(self) -> None:
-        """Refuse a cluster of which no node has a GPU type: no job can be forecast there."""
+        """Refuse a cluster in which no node states its GPU type: no job can be forecast there."""
         if not any(self.hardware.get(node.gpu_type, node.gpu_type) for node in self.cluster.nodes):
             raise RequestError("the nodes state no GPU type, which a forecast needs: give one, such as 5x8:V100")
 

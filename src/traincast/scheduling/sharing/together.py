@@ -1,9 +1,9 @@
-"""How jobs slow one another down that share a node's network or a device: their steps run together, event by event.
+"""Runs the steps of jobs that share a node's network or a device together, event by event, to see their slowdowns.
 
 A :class:`StepProgram` is one step of a job as its node sees it: stretches of computation on one lane, messages beside
 it, and who waits for whom. Steps repeat. Programs that run together put weights on shared resources, which serve them
-max-min fairly, as links share their bandwidth among flows and devices their time among processes. A message that was
-hidden behind computation may so become longer without any loss, until it is no longer hidden.
+max-min fairly, as links share their bandwidth among flows and devices their time among processes. So a message that was
+hidden behind computation may become longer without any loss, until it is no longer hidden.
 
 The nodes of most jobs are alike, and one of them stands for all. Those of a job with parameter servers are not:
 :class:`traincast.scheduling.sharing.server_programs.ServerProgram` has all its workers and servers, each on its own
@@ -69,16 +69,16 @@ class Program(Protocol):
         """The program with steps ``times`` as long; beside a much slower program, it has the same effect."""
 
     def repeated(self, steps: int, *, begin_s: float, nodes: Sequence[int]) -> RepeatedSteps:
-        """Some steps from ``begin_s`` on; ``nodes`` are the places where it meets others."""
+        """Return the tasks of ``steps`` steps from ``begin_s`` on; ``nodes`` are the nodes where it meets others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedSteps:
     """Some steps of a program as columns of the event engine.
 
-    ``resources`` are the kind and the place of each resource. One of a kind in :data:`SHARED` is that of all programs,
-    any other is the program's own. ``ends``: the tasks with which every step ends, [steps, tasks]; a step ends at the
-    mean of their ends.
+    ``resources`` are the kind and the place of each resource. A resource whose kind is in :data:`SHARED` is shared by
+    all programs; any other is the program's own. ``ends``: the tasks with which every step ends, [steps, tasks]; a step
+    ends at the mean of their ends.
     """
 
     duration: Floats
@@ -158,7 +158,7 @@ class StepProgram:
         return StepProgram(duration=self.duration * times, lane=self.lane, after=self.after, weights=self.weights)
 
     def repeated(self, steps: int, *, begin_s: float, nodes: Sequence[int] = (0,)) -> RepeatedSteps:
-        """Some steps from ``begin_s`` on; the weights count on each of ``nodes``."""
+        """Return the tasks of ``steps`` steps from ``begin_s`` on; they put their weights on each of ``nodes``."""
         size, names = len(self.duration), [name for name in SHARED if name in self.weights]
         resources = tuple((name, node) for name in names for node in nodes)
         columns = [(number, self.weights[name].tolist()) for number, (name, _) in enumerate(resources)]
@@ -221,10 +221,11 @@ def over_phases(programs: Sequence[Program], *, nodes: Nodes | None = None) -> l
 def together(
     programs: Sequence[Program], *, phases: Sequence[float] | None = None, nodes: Nodes | None = None
 ) -> tuple[float, ...]:
-    """Return the slowdown of each program, begun at ``phases`` of its own step; 1 is as fast as alone.
+    """Return the slowdown of each program while all run together; 1 is as fast as alone.
 
-    ``nodes`` has, for every program, the node on which each of its own nodes is; of a program whose nodes are alike,
-    all nodes on which it meets others. Numbers below 0 are nodes where nobody else is.
+    Each program starts after the share of its own step that ``phases`` has. ``nodes`` has, for every program, the
+    shared node on which each of its own nodes runs; for a program whose nodes are alike, it has all nodes on which the
+    program meets others. A number below 0 is a node that no other program uses.
     """
     if len(programs) < 2 or not _contend(programs):
         return (1.0,) * len(programs)

@@ -394,8 +394,8 @@ class Complementary(Consolidated):
     What a job draws, and what it meets on a node, comes from the forecasts of both
     (:mod:`traincast.scheduling.sharing.contention`). Without contention, or for a job that is not described, the rule
     is that of `Consolidated`. A multi-node job takes its nodes one by one, those with the best neighbours first. It
-    opens an empty node, of which it leaves a part unused, only if all others would slow somebody down by a tenth. If
-    the cluster states the rate of its uplinks, nodes of one rack are tried as well, and the fastest choice is taken.
+    takes a part of an empty node only if every other choice would slow some job down by a tenth. If the cluster states
+    the rate of its uplinks, nodes of one rack are tried as well, and the fastest choice is taken.
     """
 
     def __init__(self) -> None:
@@ -424,7 +424,7 @@ class Complementary(Consolidated):
         return max(choices, key=lambda picked: round(self._speed(picked, free), 6))
 
     def _speed(self, picked: Picked, free: Free) -> float:
-        """The believed speed of the job there, times the least factor of all that would then meet, less openings."""
+        """The believed speed of the job on ``picked``, less what the worst meeting of jobs and opened nodes cost."""
         assert self._run is not None
         assert self._state is not None
         assert self._state.tenants is not None

@@ -254,8 +254,8 @@ class Outliner:
     def outline(self, layout: Layout, key: tuple[object, ...], hosts: Sequence[bool], *, split: bool) -> Outline:
         """The templates of ``layout``, whose programs are placeholders; ``split`` for schedules with split backwards.
 
-        ``key`` tells layouts apart that make other templates of the same blocks; ``hosts`` are ways to end a step: with
-        the optimizer on the device, or on the host.
+        Layouts with the same ``key`` make the same templates of the same blocks. ``hosts`` are the ways to end a step:
+        with the optimizer on the device, or on the host.
         """
         pieces = layout.prepared.pieces
         strategy = layout.request.strategy

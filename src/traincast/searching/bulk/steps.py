@@ -1,7 +1,7 @@
 """The compiled loops of a search: seconds of a step from its slots, and the peak of activations of each stage.
 
-A step is run slot by slot with one time per lane and stage, exactly as the tasks of
-:class:`traincast.strategy.template.PlanBuilder` would run in :mod:`traincast.simulate.executor`: no plan is laid out.
+A step is run slot by slot with one time per lane and stage, exactly as :mod:`traincast.simulate.executor` would run the
+tasks of :class:`traincast.strategy.plan_builder.PlanBuilder`. No plan is laid out.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def step_seconds(slots: Slots, outline: Outline, templates: Timed) -> tuple[Floa
 def activations(slots: Slots, passes: Floats) -> Floats:
     """Bytes of activations in each stage's fullest slot.
 
-    ``passes`` has, by stage, chunk and pass, what is kept when the pass holds most, needed on top, and left behind.
+    ``passes`` has the axes [stage, chunk and pass, 3]: bytes kept for backward at the fullest moment of the pass,
+    working memory at that moment, and bytes that the pass adds to those kept (negative if it frees more).
     """
     peaks = np.zeros(slots.stages)
     _walk_compiled(slots.code_start, slots.codes, np.ascontiguousarray(np.moveaxis(passes, -1, 0)), peaks)
@@ -211,7 +212,7 @@ def _place(moves: Any, number: Any, arrival: Any, free: Any, stage: Any, after: 
 
 
 def _in_turn(moves: Any, first: Any, second: Any, both: Any) -> None:
-    """Fill matrix ``both`` with template ``first`` and template ``second``, which waits for its result, in one."""
+    """Fill matrix ``both`` with template ``first`` and then ``second``, which waits for the result of the first."""
     for before in range(NUM_LANES):
         for lane in range(NUM_LANES):
             moves[both, before, lane] = -np.inf

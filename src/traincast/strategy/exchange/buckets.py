@@ -58,7 +58,7 @@ def _between(
 
 
 def _completed(program: BlockProgram, items: tuple[Item, ...]) -> list[tuple[int, Share]]:
-    """The parameters of a block in the order in which their gradients are complete, each after so many items."""
+    """The parameters of a block as their gradients become complete, each with the number of items run by then."""
     found = [(at + 1, share) for at, item in enumerate(items) for share in item.completes]
     dense = program.dense_parameters - sum(share.dense for _, share in found)
     experts = program.expert_parameters - sum(share.experts for _, share in found)

@@ -109,7 +109,7 @@ class Exchange:
         ]
 
     def between_copies(self, nbytes: float, stage: int) -> list[Item]:
-        """Sums the gradients of two copies of a piece: on ``stage``, and on the stage as far from the other end."""
+        """Sums the gradients of two copies of a piece: on ``stage``, and on its counterpart at the other end."""
         mesh = self.mesh
         far = mesh.node_of(mesh.rank(pp=mesh.pp - 1)) > 0
         per_node = mesh.devices_per_node // mesh.domain_nodes
@@ -128,7 +128,7 @@ class Exchange:
         ]
 
     def between_ends(self, tied: float) -> list[Item]:
-        """Sums the gradients of ``tied`` weights, of which the first and the last stage of a pipeline have a copy each.
+        """Sums the gradients of ``tied`` weights: the first and the last stage of a pipeline each have a copy of these.
 
         Megatron-LM, DeepSpeed and users of ``torch.distributed.pipelining`` do so by an all-reduce of two ranks after
         the gradients of replicas have been summed.
@@ -163,12 +163,12 @@ class Exchange:
 
     @property
     def _has_copies(self) -> bool:
-        """Whether several groups of replicas each share out all states."""
+        """Whether there are several groups of replicas, each of which divides all states among its members."""
         return bool(self.strategy.zero) and self.mesh.degree("copies") > 1
 
     @property
     def sums_copies_last(self) -> bool:
-        """Whether such groups exchange the gradients of sharded parameters only when backward has ended."""
+        """Whether these groups exchange the gradients of sharded parameters with one another only after backward."""
         return self.strategy.zero == 3 and self._has_copies and not self.runtime.exchange.overlap_gradients
 
     def copies_last(self, dense: float) -> list[Item]:

@@ -161,7 +161,10 @@ def _at_fullest(
     runtime: Runtime,
     strategy: Strategy,
 ) -> dict[str, float]:
-    """Parts that change ``activations`` to the bytes beyond the states at the fullest moment of a step; often none."""
+    """The bytes at the fullest moment of a step, beyond states and ``activations``, as a named part; often none.
+
+    The part is negative if the step has fewer bytes at that moment than ``activations`` says.
+    """
     most = float(
         beyond_states(
             activations,
@@ -400,7 +403,8 @@ def footprints_of(programs: Sequence[BlockProgram]) -> Floats:
 def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
     """The memory of each pass of a chunk: forward keeps more with each block, backward frees block by block.
 
-    ``offloaded`` activations stay on the device only while their own block runs, and while the next block's return.
+    If activations are ``offloaded``, the device holds those of a block only while the block runs, and while backward
+    fetches those of the next block.
     """
     kept, forward, backward, later, movable = footprints.T
     saved, deferred = (kept * (1.0 - movable), later * (1.0 - movable)) if offloaded else (kept, later)

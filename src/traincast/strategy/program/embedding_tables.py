@@ -24,7 +24,7 @@ INDEX_BYTES: Final = 8
 """Bytes of a row's number."""
 _LOOKUP: Final = "table_lookup"
 _UPDATES: Final = ("table_lookup_backward", "sparse_")
-"""How the names of backward operators begin that update rows."""
+"""Backward operators that update rows have names that begin with these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,9 +124,9 @@ def overlap_of_batches(strategy: Strategy, runtime: Runtime, *, near: bool) -> B
 
 
 def kernel_marks(runtime: Runtime, gradients: DType | None) -> dict[str, Scalar]:
-    """The attributes of a grouped product that tell a cost model which kernels run it; none if nobody says.
+    """The attributes of a grouped product that tell a cost model which kernels run it; none if the runtime names none.
 
-    ``gradients`` is the dtype in which gradients of weights are summed, if the product makes such.
+    ``gradients`` is the dtype in which gradients of weights are summed, if the product makes any.
     """
     if not runtime.experts.grouped:
         return {}

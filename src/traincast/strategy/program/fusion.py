@@ -28,7 +28,7 @@ def _norm(last: Operator, op: Operator, reads: bool) -> bool:
 
 
 def _batch_norm(last: Operator, op: Operator, reads: bool) -> bool:
-    """A batch norm joins with what is done to its result; backward, with what is done to the gradient before it."""
+    """A batch norm joins with the operators that read its result; in backward, with those that made its gradient."""
     if op.phase is Phase.BACKWARD:
         return reads and _beside_norm(last) and (_beside_norm(op) or op.kind is OpKind.BATCH_NORM)
     return reads and _beside_norm(op) and (_beside_norm(last) or last.kind is OpKind.BATCH_NORM)
@@ -65,7 +65,7 @@ def fuse(graph: OperatorGraph, fusions: Iterable[Fusion]) -> OperatorGraph:
 
 
 def _gathered(graph: OperatorGraph) -> OperatorGraph:
-    """``graph`` with what :func:`_batch_norm` joins in one block each: layers that do not repeat are single blocks."""
+    """``graph`` with all operators that one batch norm joins in one block; else such layers are single blocks."""
     if not any(op.kind is OpKind.BATCH_NORM for op in graph.operators):
         return graph
     edges, ops = set(graph.edges), graph.operators

@@ -129,14 +129,8 @@ def _to_experts(model: ShardedModel, region: Region, beside: tuple[int, ...], bl
     if beside == region.forward:
         sent, held = sent * _narrowed(model), held * _narrowed(model)
     if model.strategy.ep > 1:
-        yield _collective(
-            model,
-            Group.EXPERT,
-            "all_to_all",
-            sent,
-            what="dispatch",
-            behind=_behind_experts(model, region, beside, block),
-        )
+        behind = _behind_experts(model, region, beside, block)
+        yield _collective(model, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=behind)
     if model.strategy.expert_tp > 1:
         yield _collective(model, Group.EXPERT_TENSOR, "all_gather", held, what="dispatch")
 
@@ -147,14 +141,8 @@ def _from_experts(model: ShardedModel, region: Region, beside: tuple[int, ...], 
     if model.strategy.expert_tp > 1:
         yield _collective(model, Group.EXPERT_TENSOR, "reduce_scatter", held, what="combine")
     if model.strategy.ep > 1:
-        yield _collective(
-            model,
-            Group.EXPERT,
-            "all_to_all",
-            sent,
-            what="combine",
-            behind=_behind_experts(model, region, beside, block),
-        )
+        behind = _behind_experts(model, region, beside, block)
+        yield _collective(model, Group.EXPERT, "all_to_all", sent, what="combine", behind=behind)
 
 
 def _routed(model: ShardedModel, region: Region) -> tuple[float, float]:
@@ -215,7 +203,7 @@ def _hidden_by_experts(model: ShardedModel, index: int, region: Region, block: B
 def _behind_experts(model: ShardedModel, region: Region, beside: tuple[int, ...], block: Block) -> Behind | None:
     """Dispatch and combine each overlap with half of the experts' operators, or of those of another microbatch.
 
-    Of a forward and a backward that run as one, each of their four messages overlaps with a quarter.
+    A forward and a backward that run as one have four messages; each overlaps with a quarter of their operators.
     """
     between = model.between_batches
     if between is None:

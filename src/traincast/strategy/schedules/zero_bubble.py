@@ -86,5 +86,5 @@ def zb_v(stages: int, microbatches: int, virtual: int = 1) -> Order:
 
 
 def _only(microbatches: int, slots: list[Slot]) -> list[Slot]:
-    """``slots`` without those of microbatches that do not exist: the order for fewer than fill the pipeline."""
+    """``slots`` of existing microbatches only: an order for a full pipeline also serves fewer microbatches."""
     return [slot for slot in slots if slot.microbatch < microbatches]

@@ -79,7 +79,10 @@ class DeviceClock:
         self.free = max(self.free, now())
 
     def lost_s(self) -> float:
-        """Seconds by which the host made messages late since the last call: in turn, or the latest of those beside."""
+        """Seconds by which the host made messages late since the last call.
+
+        Delays of messages that follow one another add up; if the longest single delay is larger, it counts instead.
+        """
         lost = max(self._lost_s + max(0.0, self._behind_s), self._most_s)
         self._behind_s = self._late_s = self._lost_s = self._most_s = 0.0
         return lost

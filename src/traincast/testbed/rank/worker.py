@@ -46,7 +46,7 @@ from traincast.testbed.setup import lowered_of
 _LEADS_S: Final = (0.05, 0.25, 1.0)
 """All ranks start a step this long after they have agreed on it; the next of these if one has less than half left."""
 _MOST_STEPS: Final = 2
-"""At most so many times the steps that were asked for run, if other processes disturb some."""
+"""If other processes disturb steps, at most this many times the steps that were asked for run."""
 
 
 class _Targets(ValidTargets):
@@ -77,7 +77,7 @@ class Worker:
         self.traceable.module.train()
         self.parts = self._parts()
         self.inputs = self._inputs()
-        self.run = self._pipelined() if self.strategy.pp > 1 else self._plain()
+        self.run = self._pipelined() if self.strategy.pp > 1 else self._microbatches()
         self.optimize = self._optimizer()
 
     def _bed(self, cluster: Cluster) -> Bed:
@@ -133,7 +133,7 @@ class Worker:
         """One microbatch of inputs."""
         return inputs_of(self.traceable, self.traceable.module, batch=self.micro, device="cpu", dtype=torch.float32)
 
-    def _plain(self) -> Callable[[], None]:
+    def _microbatches(self) -> Callable[[], None]:
         """Forward and backward of every microbatch, one after the other."""
         module, count = self.parts.modules[0], self.strategy.num_microbatches
 

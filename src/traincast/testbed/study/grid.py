@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from traincast.ask import Ask
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph.load import load_model
-from traincast.strategy import parse_strategy
+from traincast.resolve import stated_strategy
 from traincast.testbed.request import rate_of
 
 Kind = Literal["emulated", "mixed", "servers", "real", "job"]
@@ -91,7 +92,8 @@ class StudyCell:
     @property
     def ranks(self) -> int:
         """Ranks that train, without parameter servers."""
-        return parse_strategy(self.strategy, global_batch=self.global_batch).num_ranks
+        ask = Ask(self.spec, cluster=DEVICE, strategy=self.strategy, global_batch=self.global_batch)
+        return stated_strategy(ask).num_ranks
 
     @property
     def name(self) -> str:

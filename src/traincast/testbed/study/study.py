@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from traincast.ask import Progress, verb
 from traincast.errors import TraincastError
 from traincast.estimate.events.file import read_card
 from traincast.files import check_folder, make_folder
 from traincast.journal import Journal
+from traincast.testbed.ask import StudyAsk
 from traincast.testbed.compare import compare
 from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import read_run_folder
@@ -25,31 +27,20 @@ from traincast.testbed.study.output import write_study
 
 _JOURNAL: Final = "study.journal"
 _WARMUP: Final = 3
-Progress = Callable[[int, int], None]
 
 
-def study_testbed(
-    *,
-    quick: bool = False,
-    models: Sequence[str] = (),
-    strategies: Sequence[str] = (),
-    rates: Sequence[str] = (),
-    ranks: int | None = None,
-    output: str | Path = "testbed-study",
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Study:
+@verb(StudyAsk)
+def study_testbed(ask: StudyAsk) -> Study:
     """Run models, strategies and networks on this machine, forecast each from the events of its run, and compare.
 
     This is ``traincast testbed study``. Without choices, the whole grid of the study runs; ``quick`` runs five
     strategies of one model on one network. ``models`` are names of the study's models or specs, ``rates`` those of all
     links, such as ``200Mbit``. The folder ``output`` gets runs, tables and plots; a study in the same folder resumes.
-    ``say`` is told about every finished or failed cell.
     """
-    cells = cells_of(models=models, strategies=strategies, networks=rates, ranks=ranks, quick=quick)
-    folder = Path(output)
+    cells = cells_of(models=ask.models, strategies=ask.strategies, networks=ask.rates, ranks=ask.ranks, quick=ask.quick)
+    folder = Path(ask.output)
     check_folder(folder)
-    found = study(cells, folder, progress=progress, say=say)
+    found = study(cells, folder, progress=ask.progress, say=ask.say)
     write_study(found, folder)
     return found
 

@@ -50,7 +50,7 @@ _UNSURE: Final = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceScaling:
-    """New over recorded seconds of each operation of a trace: expected, low and high; and the share by each way.
+    """New over recorded seconds of each operation of a trace: the expected ratio, and the ends of its interval.
 
     ``by_operator`` is the share of the device's time that was scaled by estimates of known operators.
     """

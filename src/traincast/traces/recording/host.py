@@ -167,7 +167,7 @@ class _Chain:
         return len(self._table)
 
     def empty(self, role: TaskRole, event: int) -> int:
-        """Add a task of no duration, for others to wait for or to wait by."""
+        """Add a task of no duration: others wait for it, or it waits for others."""
         self.last = self._table.add(role, event=event, lane=self.lane, start=self.cursor, end=self.cursor)
         return self.last
 

@@ -143,9 +143,9 @@ def processor_times(trace: ProfilerTrace, steps: Sequence[TraceStep], *, whole: 
 
 
 def processor_breakdown(trace: ProfilerTrace, windows: Sequence[StepWindow], *, num_steps: int) -> TraceBreakdown:
-    """Return where the steps of a processor went: operators, communication beside none, and neither.
+    """Return where the time of a processor's steps went: operators, communication while no operator runs, and the rest.
 
-    Neither is the host's: Python, the data loader, and the engine of autograd between operators.
+    The rest is time of the host: Python, the data loader, and the engine of autograd between operators.
     """
     counts = trace.named(np.array([_is_operator(name) for name in trace.names], dtype=bool))
     talks = trace.named(np.array([is_communication(name) for name in trace.names], dtype=bool))
@@ -254,7 +254,7 @@ def _marks(trace: ProfilerTrace, lane: int) -> list[_Mark]:
 
 
 def _split(marks: list[_Mark], trace: ProfilerTrace, event: int, phase: Phase) -> None:
-    """Tell the copy of its input, which autograd makes before an operator in place, from the operator."""
+    """Split the last mark, an operator in place, in two: autograd's copy of its input, and the operator."""
     last = marks[-1]
     copy = host_operator("clone", trace.shape_of(event), phase)
     if copy is None or last.operator is None or not last.operator.name.endswith("_"):

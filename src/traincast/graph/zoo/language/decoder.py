@@ -73,7 +73,10 @@ class DecoderConfig(StackConfig):
         return [(self.mixers[i % len(self.mixers)], self.feeds[i % len(self.feeds)]) for i in range(self.layers)]
 
     def further_letters(self) -> list[tuple[str, str]]:
-        """Mixer and feed of each layer of a further token: the last attention, and the last feed if it has none."""
+        """Mixer and feed of each layer that predicts a further token: like the last layer with attention.
+
+        If that layer has no feed, the last layer with a feed follows.
+        """
         every = self.letters()
         attention = next((pair for pair in reversed(every) if pair[0] in ATTENTIONS), every[-1])
         feeds = [pair for pair in reversed(every) if pair[1] != "-"]
@@ -302,7 +305,7 @@ def decoder(
     """Decoders of many kinds: Gemma 2 and 3, Llama 4, OLMo 2, GLM 4, Falcon, Cohere, Mamba, Nemotron-H, Qwen3-Next.
 
     ``mixers`` and ``feeds`` have a letter per layer (:mod:`traincast.graph.zoo.language.decoder`) and are repeated.
-    ``mtp`` is the number of further tokens that are predicted (:mod:`.further`).
+    ``mtp`` is the number of further tokens that are predicted (:mod:`traincast.graph.zoo.parts.further`).
     """
     check_depths(_NAME, mtp)
     flags = {"norm_bias": norm_bias, "qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias, "tied": tied}

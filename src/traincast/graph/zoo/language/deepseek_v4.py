@@ -83,7 +83,7 @@ stream_expand = differentiable("stream_expand", _stream_expand, like=0)
 class HyperConnection(nn.Module):  # type: ignore[misc]
     """Reads ``count`` streams into one input of a layer, and writes the layer's output back to them.
 
-    The weights come of a norm over all streams and one projection (Xie et al. 2025, equations 7 to 9).
+    The weights are made by a norm over all streams and one projection (Xie et al. 2025, equations 7 to 9).
     """
 
     def __init__(self, hidden: int, count: int) -> None:
@@ -96,7 +96,7 @@ class HyperConnection(nn.Module):  # type: ignore[misc]
         self.scale = nn.Parameter(torch.ones(3))
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The input of the layer [batch, seq, hidden], and what to write and to mix with."""
+        """The input of the layer [batch, seq, hidden], and the weights that write its output and mix the streams."""
         mixes = self.mixes(rms_norm(streams.flatten(2), self.ones, _EPS))
         weights = stream_weights(mixes, self.base, self.scale)
         read, write, mix = weights.split([self.count, self.count, self.count**2], dim=-1)
@@ -340,8 +340,8 @@ def deepseek_v4(
     """DeepSeek-V4 (DeepSeek-AI 2026).
 
     ``mixers`` has a letter per layer and is repeated: ``w`` attends within a window, ``c`` also to the best tokens that
-    stand for ``every`` tokens, ``h`` also to all that stand for ``heavily`` many. ``mtp`` is the
-    number of further tokens that are predicted (:mod:`.further`), with a layer like the first one each.
+    stand for ``every`` tokens, ``h`` also to all that stand for ``heavily`` many. ``mtp`` is the number of further
+    tokens that are predicted (:mod:`traincast.graph.zoo.parts.further`), with a layer like the first one each.
     """
     check_depths(_NAME, mtp)
     sizes = {"layers": layers, "vocab": vocab, "window": window, "q_lora": q_lora, "rope_dim": rope_dim}

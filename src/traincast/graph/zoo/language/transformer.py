@@ -320,7 +320,8 @@ def deepseek(
     """DeepSeek-V2, V3 and V3.2 (arXiv:2405.04434, arXiv:2412.19437): latent attention, many small experts.
 
     With ``index_heads``, an indexer chooses ``index_top_k`` keys for each query (V3.2, arXiv:2512.02556). ``mtp`` is
-    the number of further tokens that are predicted (:mod:`.further`). The bias that balances experts is not trained.
+    the number of further tokens that are predicted (:mod:`traincast.graph.zoo.parts.further`). The bias that balances
+    experts is not trained.
     """
     check_choices("deepseek", {"tied": tied})
     check_depths("deepseek", mtp)

@@ -104,8 +104,8 @@ class Experts:
 class Latent:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): low-rank q and joint k, v.
 
-    A head's query and key have ``nope_dim`` plus ``rope_dim`` elements, its value ``v_dim``;
-    ``q_rank`` 0 projects queries directly. With an ``index`` each query attends to the keys that it chooses alone.
+    A head's query and key have ``nope_dim`` plus ``rope_dim`` elements, its value ``v_dim``; ``q_rank`` 0 projects
+    queries directly. With an ``index``, each query attends only to the keys that the indexer chooses.
     """
 
     q_rank: int

@@ -17,8 +17,8 @@ from traincast.graph.zoo.parts.scans import causal_conv1d, gated_delta_rule, gat
 class StateSpace:
     """Sizes of a Mamba-2 layer, or of a Mamba layer where ``heads`` is 0.
 
-    ``inner`` channels have a state of ``state`` elements each. Mamba-2 splits them into ``heads``, of which each of
-    ``groups`` shares its inputs; Mamba makes its step widths through ``rank``.
+    ``inner`` channels have a state of ``state`` elements each. Mamba-2 splits the channels into ``heads``; the heads of
+    each of ``groups`` share their inputs. Mamba computes its step widths through a projection of ``rank``.
     """
 
     inner: int

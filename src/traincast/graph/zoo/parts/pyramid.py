@@ -40,7 +40,7 @@ def _freeze_norms(module: nn.Module) -> None:
 
 
 class Backbone(nn.Module):  # type: ignore[misc]
-    """ResNet-50 without its classifier. If ``frozen``, its norms are, and so are the stem and the first stage."""
+    """ResNet-50 without its classifier. With ``frozen``, its norms, its stem and its first stage are not trained."""
 
     def __init__(self, *, frozen: bool) -> None:
         super().__init__()

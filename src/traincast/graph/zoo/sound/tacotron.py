@@ -84,7 +84,7 @@ class Tacotron2(nn.Module):  # type: ignore[misc]
         self.place = nn.Linear(_PLACES, _WIDTH, bias=False)
         self.score = nn.Linear(_WIDTH, 1, bias=False)
         self.steps = nn.ModuleList(FrameStep() for _ in range(frames - 1))
-        self.last = FrameStep()  # apart: its gradients are the first, which are not added to those of later frames
+        self.last = FrameStep()  # on its own: backward begins here, so there are no gradients of later frames to add
         self.mel = nn.Linear(decoder + hidden, bands)
         self.stop = nn.Linear(decoder + hidden, 1)
         widths = (bands, 512, 512, 512, 512, bands)

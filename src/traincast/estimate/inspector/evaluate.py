@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.targets import TargetScale
+from traincast.estimate.inspector.features import Inputs
+from traincast.estimate.inspector.targets import TargetScale
 
 Layer = Literal["gru", "gcn"]
 ReadOut = Literal["set2set", "mean"]

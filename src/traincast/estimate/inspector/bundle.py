@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,13 +13,19 @@ import numpy.typing as npt
 
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.bundle import SHIPPED, load_bundle, save_bundle
-from traincast.resources.bursts import ResourceUse
-from traincast.resources.inspector.amounts import Floats
-from traincast.resources.inspector.evaluate import OUTPUTS, InspectorShape, Standard, TrainedInspector
-from traincast.resources.inspector.features import FEATURES_VERSION, GROUP_FEATURES, SETTING_FEATURES, inputs_of
-from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.targets import TARGETS, TargetScale, use_from
-from traincast.strategy import Request
+from traincast.estimate.inspector.amounts import Floats
+from traincast.estimate.inspector.evaluate import OUTPUTS, InspectorShape, Standard, TrainedInspector
+from traincast.estimate.inspector.features import (
+    FEATURES_VERSION,
+    GROUP_FEATURES,
+    SETTING_FEATURES,
+    StepSetting,
+    inputs_of,
+)
+from traincast.estimate.inspector.grouping import Grouping
+from traincast.estimate.inspector.targets import TARGETS, TargetScale, use_from
+from traincast.estimate.resource_use import ResourceUse
+from traincast.graph import OperatorGraph
 
 KIND: Final = "resources"
 _SEEN_S: Final = 5.0
@@ -27,7 +34,7 @@ _SEEN_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InspectorModel:
-    """A trained inspector with everything that it needs to judge a request.
+    """A trained inspector with everything that it needs to judge a graph in a setting.
 
     ``types`` are the weights of the types of operators, ``settings`` the names of the settings that it was trained in,
     ``scores`` its errors on runs that it was not trained on, in %, by resource. Nine of ten of those runs lie within
@@ -41,18 +48,20 @@ class InspectorModel:
     settings: tuple[str, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
 
-    def uses(self, request: Request) -> tuple[dict[str, ResourceUse], dict[str, ResourceUse], dict[str, ResourceUse]]:
+    def uses(
+        self, graph: OperatorGraph, setting: StepSetting
+    ) -> tuple[dict[str, ResourceUse], dict[str, ResourceUse], dict[str, ResourceUse]]:
         """Return the predicted use of each resource, and the low and the high end of the interval of each figure."""
-        inputs = inputs_of(request, grouping=self.grouping, weights=self.types)
+        inputs = inputs_of(graph, setting, grouping=self.grouping, weights=self.types)
         values, pattern = self.network(inputs)
         high = values * self.spread
         high[::3] = np.minimum(high[::3], 1.0)
         expected, least, most = (use_from(v, pattern, seen_s=_SEEN_S) for v in (values, values / self.spread, high))
         return expected, least, most
 
-    def warnings(self, request: Request) -> tuple[str, ...]:
-        """Say which figures of a request lie far outside the runs that the network was trained on."""
-        inputs = inputs_of(request, grouping=self.grouping, weights=self.types)
+    def warnings(self, graph: OperatorGraph, setting: StepSetting) -> tuple[str, ...]:
+        """Say which figures of a setting lie far outside the runs that the network was trained on."""
+        inputs = inputs_of(graph, setting, grouping=self.grouping, weights=self.types)
         standard = self.network.standard
         distance = np.abs((inputs.setting - standard.setting_mean) / standard.setting_size)
         far = [name for name, value in zip(SETTING_FEATURES, distance.tolist(), strict=True) if value > 4.0]
@@ -87,7 +96,7 @@ def save_inspector(path: Path, model: InspectorModel, *, data: Mapping[str, Any]
     save_bundle(path, card, arrays)
 
 
-def inspector_path(name: str | Path) -> Path:
+def inspector_path(name: str | os.PathLike[str]) -> Path:
     """Return the folder of an inspector; the name ``shipped`` means the one that comes with Traincast."""
     return SHIPPED / KIND if str(name) == "shipped" else Path(name)
 

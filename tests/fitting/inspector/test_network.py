@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from traincast import RequestError
-from traincast.fitting.inspector.fit import default_shape, predictions
-from traincast.fitting.inspector.train import InspectorTraining, RunExamples, train
-from traincast.resources.inspector.evaluate import InspectorShape, TrainedInspector
-from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.targets import score
+from traincast.estimate.inspector.evaluate import InspectorShape, TrainedInspector
+from traincast.estimate.inspector.features import Inputs
+from traincast.fitting.inspector.fit import predictions
+from traincast.fitting.inspector.scores import score
+from traincast.fitting.inspector.train import InspectorTraining, RunExamples, default_shape, train
 
 torch = pytest.importorskip("torch")
 QUICK = InspectorTraining(epochs=2, batch=16)
@@ -89,7 +89,7 @@ def test_padding_changes_nothing(toy_examples: RunExamples) -> None:
     assert padded.detach().numpy() == pytest.approx(alone.detach().numpy(), abs=1e-5)
 
 
-@pytest.mark.long(guard="resources/inspector/test_fit.py::test_a_fit_is_judged_on_families_it_did_not_see")
+@pytest.mark.long(guard="fitting/inspector/test_fit.py::test_a_fit_is_judged_on_families_it_did_not_see")
 def test_training_learns_and_repeats_exactly(toy_examples: RunExamples) -> None:
     config = InspectorTraining(epochs=60, batch=16, seed=3)
     made = train(toy_examples, shape=default_shape(hidden=24), config=config)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincast import capture
-from traincast.resources.inspector import communities as module
-from traincast.resources.inspector.amounts import amounts_of
-from traincast.resources.inspector.communities import Ints, communities, components
+from traincast.estimate.inspector import communities as module
+from traincast.estimate.inspector.amounts import amounts_of
+from traincast.estimate.inspector.communities import Ints, communities, components
 
 
 def parts_inside(edges: Ints, member: Ints, vertices: int) -> int:

@@ -7,18 +7,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.resources.inspector.conftest import request_for
-from traincast import RequestError, capture
+from tests.fitting.inspector.conftest import request_for
+from traincast import Request, RequestError, capture
+from traincast.estimate.inspector.amounts import PHASES, amounts_of, weights_of
+from traincast.estimate.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs, inputs_of
+from traincast.estimate.inspector.grouping import Grouping, group
+from traincast.fitting.inspector.fit import batches_by_size, type_weights
 from traincast.graph import Phase
-from traincast.resources.inspector.amounts import PHASES, amounts_of, type_weights, weights_of
-from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs, inputs_of
-from traincast.resources.inspector.grouping import Grouping, batches_by_size, group
+from traincast.resources.inspected import setting_of
 
 
 def inputs_for(groups: int, **changes: object) -> Inputs:
     """The input of ResNet-18 in a number of groups."""
     request = replace(request_for("resnet18"), **changes)  # type: ignore[arg-type]
-    return inputs_of(request, grouping=Grouping(method="uniform", groups=groups), weights={})
+    return inputs_of_request(request, Grouping(method="uniform", groups=groups))
+
+
+def inputs_of_request(request: Request, grouping: Grouping) -> Inputs:
+    """The input of a request; all types of operators weigh the same."""
+    return inputs_of(request.graph, setting_of(request), grouping=grouping, weights={})
 
 
 @pytest.mark.parametrize("model", ["resnet18", "gpt2", "vgg11"])
@@ -66,7 +73,7 @@ def test_a_device_that_is_twice_as_fast_halves_the_seconds_of_computing() -> Non
 def test_more_workers_than_servers_make_the_exchange_longer() -> None:
     at = SETTING_FEATURES.index("exchange_s")
     settings = [
-        inputs_of(request_for("resnet18", 8, strategy), grouping=Grouping(), weights={}).setting[at]
+        inputs_of_request(request_for("resnet18", 8, strategy), Grouping()).setting[at]
         for strategy in ("dp=2,servers=2", "dp=2,servers=1", "dp=2")
     ]
     assert settings[0] == settings[1] > settings[2]
@@ -74,7 +81,7 @@ def test_more_workers_than_servers_make_the_exchange_longer() -> None:
 
 def test_figures_are_measured_by_seconds_at_peak_rates() -> None:
     """Amounts by 1; bursts of a device by its computing, those of a network by the exchange; never below a sample."""
-    found = inputs_of(request_for("resnet18", 8, "dp=2,servers=1"), grouping=Grouping(), weights={})
+    found = inputs_of_request(request_for("resnet18", 8, "dp=2,servers=1"), Grouping())
     busy = np.hypot(found.busy_s, 0.02)
     exchange = np.hypot(10.0 ** found.setting[SETTING_FEATURES.index("exchange_s")], 0.02)
     device, network = [1.0, busy, max(busy, exchange)], [1.0, exchange, np.sqrt(busy * max(busy, exchange))]

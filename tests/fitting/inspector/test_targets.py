@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from traincast import ResourceUse
-from traincast.resources.inspector.targets import (
-    PATTERNS,
-    TARGETS,
-    Scaling,
-    TargetScale,
-    by_resource,
-    score,
-    spread,
-    use_from,
-    uses_of_runs,
-)
+from traincast.estimate.inspector.targets import PATTERNS, TARGETS, Scaling, TargetScale, use_from
+from traincast.fitting.inspector.scores import by_resource, score, spread, uses_of_runs
 
 BURSTS = ResourceUse(burst_amount=0.4, burst_s=0.2, idle_s=0.1, pattern="bursts")
 BUSY = ResourceUse(burst_amount=0.9, burst_s=5.0, idle_s=0.0, pattern="busy")

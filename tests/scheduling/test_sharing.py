@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
-from tests.resources.waves import square_wave
+from tests.scheduling.waves import square_wave
 from traincast import RequestError, predict
 from traincast.scheduling.sharing.programs import node_program
 from traincast.scheduling.sharing.together import StepProgram, slowdowns, together

@@ -13,13 +13,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.cluster import Cluster
 from traincast.cluster.topology import effective_intra_bandwidth
-from traincast.graph import Phase
-from traincast.resources.ask import HZ
-from traincast.resources.inspector.amounts import PHASES, Amounts, Floats, amounts_of, weights_of
-from traincast.resources.inspector.grouping import Grouping, Groups, group
-from traincast.strategy import Request
-from traincast.strategy.prepare import for_workers
+from traincast.estimate.inspector.amounts import PHASES, Amounts, Floats, amounts_of, weights_of
+from traincast.estimate.inspector.grouping import Grouping, Groups, group
+from traincast.graph import OperatorGraph, Phase
 
 FEATURES_VERSION: Final = 2
 """Counts up when a feature changes its meaning: bundles of other versions are refused."""
@@ -70,6 +68,36 @@ SETTING_FEATURES: Final = (
     "overlap",  # share of the exchanged bytes that is there before the second half of backward
 )
 _SMALLEST_S: Final = 1e-9
+_SAMPLE_S: Final = 0.02
+"""Seconds between two samples of the monitors whose figures are predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSetting:
+    """What the inspector knows of how a graph is trained, beside the graph.
+
+    ``cluster`` has the nodes that run ranks. ``batch`` are the samples of a replica in one microbatch. ``workers`` are
+    the replicas, ``tp`` and ``pp`` the degrees of tensor and pipeline parallelism, ``zero`` the stage of ZeRO.
+    ``products`` names the precision of matrix products; ``activation_bytes`` and ``gradient_bytes`` are those of one
+    element. ``updates``: ranks update the weights themselves.
+    """
+
+    cluster: Cluster
+    batch: int
+    microbatches: int
+    workers: int
+    ranks: int
+    tp: int
+    pp: int
+    zero: int
+    recompute: bool
+    servers: int
+    own_nodes: bool
+    asynchronous: bool
+    products: str
+    activation_bytes: float
+    gradient_bytes: float
+    updates: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,51 +131,53 @@ class _Rates:
 
 
 def inputs_of(
-    request: Request, *, grouping: Grouping, weights: Mapping[str, float], groups: int | None = None
+    graph: OperatorGraph,
+    setting: StepSetting,
+    *,
+    grouping: Grouping,
+    weights: Mapping[str, float],
+    groups: int | None = None,
 ) -> Inputs:
-    """Return the input of ``request``; ``groups`` overrides the number of groups that ``grouping`` gives."""
-    amounts = amounts_of(request.graph)
+    """Return the input of ``graph`` in ``setting``; ``groups`` overrides the number that ``grouping`` gives."""
+    amounts = amounts_of(graph)
     found = group(amounts, grouping.number(amounts.operators) if groups is None else groups)
-    request = for_workers(request)
-    rates = _rates(request)
-    times = _times(amounts, request, rates)
+    rates = _rates(setting)
+    times = _times(amounts, setting, rates)
     busy_s = float(times["busy"].sum())
     return Inputs(
         groups=_group_features(amounts, found, times, weights).astype(np.float32),
         adjacency=found.adjacency.astype(np.float32),
-        setting=_setting_features(request, amounts, times, rates).astype(np.float32),
+        setting=_setting_features(setting, amounts, times, rates).astype(np.float32),
         busy_s=busy_s,
-        reference=_reference(busy_s, _exchange_s(request, times)),
+        reference=_reference(busy_s, _exchange_s(setting, times)),
         operators=amounts.operators,
     )
 
 
-def _rates(request: Request) -> _Rates:
-    cluster = request.cluster
-    ranks = request.strategy.num_ranks
-    intra = effective_intra_bandwidth(cluster, min(ranks, cluster.devices_per_node))
-    several = cluster.num_nodes > 1 and ranks > cluster.devices_per_node
+def _rates(setting: StepSetting) -> _Rates:
+    cluster = setting.cluster
+    intra = effective_intra_bandwidth(cluster, min(setting.ranks, cluster.devices_per_node))
+    several = cluster.num_nodes > 1 and setting.ranks > cluster.devices_per_node
     return _Rates(
-        flops=cluster.device.peak(request.precision.products.value),
+        flops=cluster.device.peak(setting.products),
         memory=cluster.device.memory_bandwidth,
         launch_s=cluster.launch_s,
         link=min(cluster.nic_bandwidth_per_device, intra) if several else intra,
     )
 
 
-def _times(amounts: Amounts, request: Request, rates: _Rates) -> dict[str, Floats]:
+def _times(amounts: Amounts, setting: StepSetting, rates: _Rates) -> dict[str, Floats]:
     """Seconds of every operator in one step of one rank, all repeats and microbatches together."""
-    strategy, precision = request.strategy, request.precision
-    batch = strategy.micro_batch(request.global_batch)
+    batch = setting.batch
     update = amounts.phase == PHASES.index(Phase.OPTIMIZER)
-    runs = amounts.count * np.where(update, 1.0, strategy.num_microbatches) / strategy.pp
-    if strategy.servers or not request.optimizer:
+    runs = amounts.count * np.where(update, 1.0, setting.microbatches) / setting.pp
+    if not setting.updates:
         runs = np.where(update, 0.0, runs)
-    width = np.where(update, 1.0, precision.activations.nbytes / 4.0)
-    compute = (amounts.flops[0] + batch * amounts.flops[1]) / rates.flops / strategy.tp
-    memory = width * (amounts.nbytes[0] + batch * amounts.nbytes[1]) / rates.memory / strategy.tp
+    width = np.where(update, 1.0, setting.activation_bytes / 4.0)
+    compute = (amounts.flops[0] + batch * amounts.flops[1]) / rates.flops / setting.tp
+    memory = width * (amounts.nbytes[0] + batch * amounts.nbytes[1]) / rates.memory / setting.tp
     longest = np.maximum(np.maximum(compute, memory), rates.launch_s)
-    gradients = amounts.parameter_bytes * precision.gradients.nbytes / 4.0 / strategy.tp / strategy.pp
+    gradients = amounts.parameter_bytes * setting.gradient_bytes / 4.0 / setting.tp / setting.pp
     return {
         "runs": runs,
         "compute": runs * compute,
@@ -191,26 +221,25 @@ def _group_features(
     )
 
 
-def _setting_features(request: Request, amounts: Amounts, times: Mapping[str, Floats], rates: _Rates) -> Floats:
-    strategy, cluster = request.strategy, request.cluster
-    exchange, busy = _exchange_s(request, times), float(times["busy"].sum())
-    workers = strategy.dp * strategy.cp
-    split = strategy.tp > 1 or strategy.pp > 1
+def _setting_features(setting: StepSetting, amounts: Amounts, times: Mapping[str, Floats], rates: _Rates) -> Floats:
+    cluster = setting.cluster
+    exchange, busy = _exchange_s(setting, times), float(times["busy"].sum())
+    split = setting.tp > 1 or setting.pp > 1
     boundary = float(times["output"].sum()) * rates.memory / rates.link if split else 0.0
-    peers = min(strategy.num_ranks, cluster.devices_per_node)
+    peers = min(setting.ranks, cluster.devices_per_node)
     return np.array(
         [
-            np.log10(strategy.micro_batch(request.global_batch)),
-            np.log10(strategy.num_microbatches),
-            np.log10(workers),
-            np.log10(strategy.tp),
-            np.log10(strategy.pp),
-            np.log10(1 + strategy.servers),
-            strategy.servers > 0,
-            strategy.server_nodes > 0,
-            strategy.asynchronous,
-            strategy.zero,
-            strategy.recompute != "none",
+            np.log10(setting.batch),
+            np.log10(setting.microbatches),
+            np.log10(setting.workers),
+            np.log10(setting.tp),
+            np.log10(setting.pp),
+            np.log10(1 + setting.servers),
+            setting.servers > 0,
+            setting.own_nodes,
+            setting.asynchronous,
+            setting.zero,
+            setting.recompute,
             np.log10(cluster.num_nodes),
             np.log10(cluster.devices_per_node),
             np.log10(rates.flops),
@@ -223,24 +252,23 @@ def _setting_features(request: Request, amounts: Amounts, times: Mapping[str, Fl
             _log(exchange),
             exchange / max(_SMALLEST_S, exchange + busy),
             _log(boundary) - _log(0.0),
-            (strategy.pp - 1) / (strategy.num_microbatches + strategy.pp - 1),
+            (setting.pp - 1) / (setting.microbatches + setting.pp - 1),
             _early_share(amounts, times),
         ],
         dtype=np.float64,
     )
 
 
-def _exchange_s(request: Request, times: Mapping[str, Floats]) -> float:
+def _exchange_s(setting: StepSetting, times: Mapping[str, Floats]) -> float:
     """Seconds to exchange all gradients over the slowest link, through servers or in a ring."""
-    strategy, gradients = request.strategy, float(times["gradient"].sum())
-    workers = strategy.dp * strategy.cp
-    if strategy.servers:
-        return gradients * max(2.0, workers / strategy.servers)
-    return 2.0 * gradients * (workers - 1) / workers
+    gradients = float(times["gradient"].sum())
+    if setting.servers:
+        return gradients * max(2.0, setting.workers / setting.servers)
+    return 2.0 * gradients * (setting.workers - 1) / setting.workers
 
 
 def _reference(busy_s: float, exchange_s: float) -> Floats:
-    busy, exchange = (float(np.hypot(seconds, 1.0 / HZ)) for seconds in (busy_s, exchange_s))
+    busy, exchange = (float(np.hypot(seconds, _SAMPLE_S)) for seconds in (busy_s, exchange_s))
     longer = max(busy, exchange)
     device, network = (1.0, busy, longer), (1.0, exchange, float(np.sqrt(busy * longer)))
     return np.array([*device, *device, *network, *network])

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from traincast import Request, ResourceUse
+from traincast.estimate.inspector.grouping import Grouping
 from traincast.fitting.inspector.fit import examples_of, types_of
 from traincast.fitting.inspector.runs import ObservedRun, request_of
 from traincast.fitting.inspector.train import RunExamples
-from traincast.resources.inspector.grouping import Grouping
 
 MODELS = ("resnet18", "vgg11", "squeezenet", "gpt2", "bert-base", "alexnet")
 

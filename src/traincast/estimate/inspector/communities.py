@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 _ROUNDS: Final = 40
 """Rounds over all vertices after which fluids that still move are stopped."""
 _SETTLED: Final = 200
-"""Communities have settled when at most one in so many vertices moved in a round."""
+"""Communities have settled when at most one vertex in this many moved in a round."""
 _COMPILE_FROM: Final = 3000
 """Vertices from which it pays to load the compiler."""
 _SPREAD: Final = 2654435761
@@ -114,7 +114,7 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
         for number in range(vertices):
             vertex = (number * stride + turn) % vertices
             own = label[vertex]
-            if not strangers[vertex]:  # as most: it hears of no other community
+            if not strangers[vertex]:  # as for most vertices: no neighbour is of another community
                 continue
             if own >= 0:
                 heard[own] += 1.0 / size[own]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import CNN, AnalyticalCostModel, graph_of
-from tests.resources.waves import square_wave
+from tests.scheduling.waves import square_wave
 from traincast import Link, predict
 from traincast.scheduling.sharing.programs import forecast_program
 from traincast.scheduling.sharing.server_programs import ServerProgram

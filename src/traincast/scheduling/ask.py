@@ -8,12 +8,13 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from traincast.ask import Count, JsonRecord, Option, Seed
+from traincast.ask import ALLOW_CODE, Count, JsonRecord, Option, Seed
 from traincast.errors import RequestError, UnknownNameError
 from traincast.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:
-    from traincast.scheduling import Costs, Failures, SharedCluster
+    from traincast.scheduling.queue.costs import Costs
+    from traincast.scheduling.queue.failures import Failures
 
 _MOST_SEEDS: Final = 1000
 _OVERSIZE: Final = ("refuse", "drop", "clip")
@@ -44,9 +45,7 @@ class ScheduleAsk(JsonRecord):
         str | None,
         Option("Device or node type of the catalog that each GPU type means; forecasts of jobs use it.", "TYPE=NAME,…"),
     ] = None
-    allow_code: Annotated[
-        bool, Option("Run Python code that the table names as a model or schedule (package.module:factory).")
-    ] = False
+    allow_code: Annotated[bool, ALLOW_CODE] = False
     nodes_per_rack: Annotated[
         int | None, Option("Group the nodes into racks of N; each rack has its own switch.", "N")
     ] = None
@@ -133,7 +132,7 @@ class ScheduleAsk(JsonRecord):
         """Return the policies to run, each once: that of ``--policy`` first, then those of ``--compare``."""
         if self.compare is None:
             return ["fifo" if self.policy is None else self.policy]
-        from traincast.scheduling import POLICIES
+        from traincast.scheduling.policies import POLICIES
 
         names = list(POLICIES) if self.compare.strip() == "all" else [name.strip() for name in self.compare.split(",")]
         if not all(names):
@@ -170,34 +169,23 @@ class ScheduleAsk(JsonRecord):
             raise RequestError("--share and --compare both list several: compare policies, or ways to share nodes")
         return {name: str(placement_of(name, self.placement)) for name in names}
 
-    def check_names(self) -> None:
-        """Refuse an unknown policy or placement before anything runs."""
-        from traincast.scheduling import load_placement, load_policy
-        from traincast.scheduling.schedule import blaming
-
-        with blaming(*self.policies(), self.placement, failures=False):
-            for name in self.policies():
-                load_policy(name)
-            load_placement(self.placement)
-
-    def cluster(self) -> tuple[SharedCluster, tuple[str, ...]]:
-        """Return the cluster that ``--nodes`` or ``--cluster-file`` describes, and notes on how it was read."""
-        from traincast.scheduling.schedule import load_shared_cluster
-
+    def nodes_or_file(self) -> str | Path:
+        """Return what describes the cluster: ``--nodes``, or the file of ``--cluster-file``."""
         if (self.nodes is None) == (self.cluster_file is None):
             raise RequestError(
                 "describe the cluster in exactly one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file "
                 "FILE"
             )
-        quotas = _pairs(self.quota, "--quota", "VC=N")
-        return load_shared_cluster(
-            Path(self.cluster_file) if self.cluster_file is not None else str(self.nodes),
-            gpus_per_node=self.gpus_per_node,
-            gpu_type=self.gpu_type,
-            nodes_per_rack=self.nodes_per_rack or 0,
-            uplink=0.0 if self.uplink is None else parse_rate(self.uplink, what="--uplink"),
-            quotas={name: _number(value, f"--quota {name}") for name, value in quotas.items()},
-        )
+        return Path(self.cluster_file) if self.cluster_file is not None else str(self.nodes)
+
+    def quotas(self) -> dict[str, float]:
+        """Return the most GPUs of each virtual cluster that has a quota."""
+        found = _pairs(self.quota, "--quota", "VC=N")
+        return {name: _number(value, f"--quota {name}") for name, value in found.items()}
+
+    def uplink_rate(self) -> float:
+        """Return the rate of each rack's uplink in bytes/s; 0: uplinks limit nobody."""
+        return 0.0 if self.uplink is None else parse_rate(self.uplink, what="--uplink")
 
     def failures(self) -> Failures | None:
         """Return the failures that the ask describes, or ``None`` if there are none."""
@@ -211,8 +199,7 @@ class ScheduleAsk(JsonRecord):
                 if text is not None:
                     raise RequestError(f"{option} without failures: give --mtbf, such as --mtbf node=30d")
             return None
-        from traincast.scheduling import FailureLaw, Failures
-        from traincast.scheduling.queue.failures import load_failure_events
+        from traincast.scheduling.queue.failures import FailureLaw, Failures, load_failure_events
 
         means = _pairs([self.mtbf], "--mtbf", "KIND=TIME, such as node=30d,device=1y") if self.mtbf is not None else {}
         repairs = _by_kind("1h" if self.repair is None else self.repair, means, "--repair", "a time, or KIND=TIME")
@@ -233,7 +220,7 @@ class ScheduleAsk(JsonRecord):
 
     def costs(self) -> Costs:
         """Return the costs of checkpoints and restarts; a cost that is not stated is 0."""
-        from traincast.scheduling import Costs
+        from traincast.scheduling.queue.costs import Costs
 
         saving, saving_per_gpu = _by_size(self.checkpoint_cost, "--checkpoint-cost")
         loading, loading_per_gpu = _by_size(self.restore_cost, "--restore-cost")

@@ -9,7 +9,6 @@ them in batches, and makes M = factor · log10(mean number of operators of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, get_args
@@ -17,8 +16,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from traincast.errors import RequestError
-from traincast.resources.inspector.amounts import Amounts, Floats
-from traincast.resources.inspector.communities import Ints, communities
+from traincast.estimate.inspector.amounts import Amounts, Floats
+from traincast.estimate.inspector.communities import Ints, communities
 
 Method = Literal["uniform", "proportional", "none"]
 _MOST_GROUPS: Final = 256
@@ -47,12 +46,6 @@ class Grouping:
         if self.method == "uniform":
             return self.groups
         return min(_MOST_GROUPS, max(2, round(self.factor * math.log10(max(10.0, operators)))))
-
-
-def batches_by_size(sizes: Sequence[int], batch: int) -> list[Ints]:
-    """Return the numbers of the graphs of each batch: sorted by size, so that graphs of a batch are alike."""
-    order = np.argsort(np.asarray(sizes), kind="stable").astype(np.int64)
-    return [order[i : i + batch] for i in range(0, len(order), batch)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

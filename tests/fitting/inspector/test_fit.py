@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.resources.inspector.conftest import MODELS, request_for, toy_runs
+from tests.fitting.inspector.conftest import MODELS, request_for, toy_runs
 from tests.resources.told import told
 from traincast import FileFormatError, RequestError, learned_cost_model, simulate_resources
 from traincast.engines import local_engine
 from traincast.estimate.bundle import load_bundle, save_bundle
-from traincast.fitting.inspector.fit import ResourceFit, default_shape, family_of, fit_resources, folds
+from traincast.estimate.inspector.bundle import expected_sizes, inspector_path, load_inspector, save_inspector
+from traincast.estimate.inspector.grouping import Grouping
+from traincast.fitting.inspector.fit import ResourceFit, family_of, fit_resources, folds
 from traincast.fitting.inspector.make import DRIPLE, drawn, simulated_row, simulated_uses
 from traincast.fitting.inspector.runs import COLUMNS, cluster_of, read_runs, use_columns, write_runs
-from traincast.fitting.inspector.train import InspectorTraining
-from traincast.resources.inspector.bundle import expected_sizes, inspector_path, load_inspector, save_inspector
-from traincast.resources.inspector.grouping import Grouping
+from traincast.fitting.inspector.train import InspectorTraining, default_shape
+from traincast.resources.inspected import setting_of
 
 pytest.importorskip("torch")
 QUICK: dict[str, Any] = {
@@ -88,14 +89,15 @@ def test_a_fit_is_judged_on_families_it_did_not_see(fitted: ResourceFit) -> None
 def test_a_bundle_predicts_what_the_fit_predicts(fitted: ResourceFit) -> None:
     loaded = load_inspector(fitted.bundle)
     request = request_for("resnet18", 16)
-    uses, low, high = loaded.uses(request)
-    assert uses == fitted.model.uses(request)[0]
+    uses, low, high = loaded.uses(request.graph, setting_of(request))
+    assert uses == fitted.model.uses(request.graph, setting_of(request))[0]
     assert uses["compute"].pattern == "busy"
     for name in ("memory", "receive", "send"):
         assert 0.0 < told(low[name].burst_s) <= told(uses[name].burst_s) <= told(high[name].burst_s)
         assert told(high[name].burst_amount) <= 1.0
-    assert loaded.warnings(request) == ()
-    assert "batch" in loaded.warnings(request_for("resnet18", 2**18))[0]
+    assert loaded.warnings(request.graph, setting_of(request)) == ()
+    large = request_for("resnet18", 2**18)
+    assert "batch" in loaded.warnings(large.graph, setting_of(large))[0]
 
 
 def test_an_inspector_is_adapted_to_another_table(fitted: ResourceFit, tmp_path: Path) -> None:
@@ -109,7 +111,8 @@ def test_an_inspector_is_adapted_to_another_table(fitted: ResourceFit, tmp_path:
     assert adapted.model.network.shape.late == 0.5
     row = few[1]
     request = request_for(row["model"], row["global_batch"])
-    off = [abs(np.log(made.model.uses(request)[0]["send"].burst_s / row["send_burst_s"])) for made in (fitted, adapted)]
+    said = [made.model.uses(request.graph, setting_of(request))[0]["send"] for made in (fitted, adapted)]
+    off = [abs(np.log(told(use.burst_s) / row["send_burst_s"])) for use in said]
     assert off[1] < 0.5 * off[0]
     with pytest.raises(RequestError, match="keeps the grouping of its base"):
         fit_resources([tmp_path / "few.csv"], output=tmp_path / "x", start=fitted.bundle, grouping=Grouping(factor=3))
@@ -214,7 +217,7 @@ def test_a_simulated_row_has_the_largest_batch_that_fits_or_a_share_of_it() -> N
 def test_the_inspector_that_comes_with_traincast_knows_resnet() -> None:
     shipped = load_inspector(inspector_path("shipped"))
     request = request_for("resnet18", 512)
-    uses, low, high = shipped.uses(request)
+    uses, low, high = shipped.uses(request.graph, setting_of(request))
     simulated, _ = simulated_uses(request)
     assert uses["compute"].pattern == simulated["compute"].pattern == "busy"
     assert uses["compute"].burst_amount == pytest.approx(1.0, abs=0.1)

@@ -2,6 +2,7 @@
 
 The network is that of Driple (Yang et al., "Prediction of the Resource Consumption of Distributed Deep Learning
 Systems", SIGMETRICS 2022). The life of its data, in order: ``communities`` and ``grouping`` divide the operators into
-groups, ``features`` describes the groups and the setting, ``network`` is trained by ``train`` and evaluated without
-PyTorch by ``evaluate``, ``bundle`` keeps it in a folder.
+groups, ``features`` describes the groups and the setting, ``evaluate`` evaluates the trained network without PyTorch,
+``targets`` turns its outputs into uses of resources, ``bundle`` keeps it in a folder. ``traincast.fitting.inspector``
+trains it.
 """

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import graph_of
+from traincast.estimate.inspector.amounts import amounts_of
 from traincast.graph import Phase
-from traincast.resources.inspector.amounts import amounts_of
 
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet-v2", "gpt2", "deepseek-v2-lite", "dlrm-small", "tft", "nmt"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.report.odds import UNCALIBRATED_MEDIAN, Odds, odds
+from traincast.searching.odds import UNCALIBRATED_MEDIAN, Odds, odds
 
 SIDES = st.floats(1.001, 20.0)
 

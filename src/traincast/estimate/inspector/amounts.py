@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,8 +10,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from traincast.estimate.inspector.communities import Ints
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase
-from traincast.resources.inspector.communities import Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -89,8 +88,8 @@ def _measures(operators: Sequence[Operator]) -> list[tuple[_Measure, _Measure]]:
 def _measured(op: Operator) -> tuple[_Measure, _Measure]:
     """The measures of an operator with one sample and with two.
 
-    Those of an operator all of whose tensors grow with the samples double. Products and norms compute twice as much,
-    and move what does not grow as before. Others are measured with two samples.
+    If all tensors of an operator grow with the samples, its measures double. Products and norms compute twice as much;
+    they move tensors that grow twice, and all others once. Any other operator is measured with two samples.
     """
     one = _measure(op)
     fixed = [tensor.nbytes for tensor in op.inputs if tensor.batch_dim is None]
@@ -138,16 +137,6 @@ def _updates(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
             source = made.get((op.scope, op.parameters[0].shape), last) if op.parameters else last
             if source is not None:
                 yield source, index
-
-
-def type_weights(graphs: Iterable[Amounts]) -> dict[str, float]:
-    """Return the weight of each type of operator: minus the logarithm (base 10) of its share in all ``graphs``."""
-    total: Counter[str] = Counter()
-    for graph in graphs:
-        for kind, count in zip(graph.kind, graph.count.tolist(), strict=True):
-            total[kind] += int(count)
-    every = sum(total.values())
-    return {kind: round(float(-np.log10(count / every)), 6) for kind, count in sorted(total.items())}
 
 
 def weights_of(kinds: Iterable[str], weights: Mapping[str, float]) -> Floats:
