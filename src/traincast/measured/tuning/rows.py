@@ -343,7 +343,7 @@ def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
     plain["zero"] = _spelled(row, "zero", vocabulary(Programs).zero)
     plain["precision"] = _stated_precision(row)
     plain["recompute"] = _spelled(row, "recompute", vocabulary(Programs).recompute)
-    plain["framework"] = _framework(row, assumed)
+    plain["framework"], plain["program"] = _framework(row, assumed), text(row, "framework")
     found = vocabulary(Programs).virtual_stages.find(row)
     if found:
         plain["vp"] = int(found[1])
