@@ -9,7 +9,7 @@ from traincast import load_runtime
 from traincast.measured import dp_steps
 from traincast.measured.calibrations import may_have_seen
 from traincast.measured.spellings import precision_name
-from traincast.measured.steps import read_row
+from traincast.measured.steps import read_row, read_run
 from traincast.strategy import choose_micro_batch
 from traincast.tables import Row, RowError
 
@@ -48,7 +48,6 @@ def test_a_row_that_states_everything_assumes_nothing() -> None:
         ({"framework": "MyTrainer 3"}, "framework 'MyTrainer 3' not known: megatron"),
         ({"dp": None, "cp": None}, "cp not stated: 1"),
         ({"micro_batch": None, "grad_accum": None}, "micro batch not stated: 1"),
-        ({"hardware": "DGX H100, 500 W"}, "power limit of 500 W is not modelled: 700 W"),
         ({"mem_gb": None, "model": "mystery"}, "family of mystery is not known: llama"),
     ],
 )
@@ -155,8 +154,30 @@ def test_an_eager_run_of_torchtitan_fuses_less() -> None:
     compiled = read_row({**TITAN, "framework": "torchtitan"}).request.runtime
     eager = read_row({**TITAN, "framework": "torchtitan", "notes": "eager"}).request.runtime
     assert compiled == load_runtime("torchtitan")
-    assert eager.name == "torchtitan" and "elementwise" not in eager.kernels.fusions
+    assert eager == load_runtime("torchtitan-eager")
+    assert eager.kernels.written_out and not eager.kernels.fusions
     assert eager.launches.operator > compiled.launches.operator
+
+
+@pytest.mark.parametrize(("notes", "share"), [("", 0.0), ("vanilla TP", 0.0), ("async TP", 0.8), ("2D + AsyncTP", 0.8)])
+def test_torchtitan_hides_tensor_traffic_if_a_row_says_so(notes: str, share: float) -> None:
+    runtime = read_row({**TITAN, "framework": "torchtitan", "notes": notes}).request.runtime
+    assert runtime.exchange.overlap_tensor == share
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hardware", "device", "limit"),
+    [
+        ("H100", "DGX H100", "h100-sxm5-80gb", 700.0),
+        ("H100", "DGX H100, 500 W", "h100-sxm5-80gb", 500.0),
+        ("H100", "DGX H100 700W", "h100-sxm5-80gb", 700.0),
+        ("H100-96GB-HBM2e-500W", "H100 96GB HBM2e 500W, 400Gb/s RDMA per GPU", "h100-sxm5-96gb", 500.0),
+        ("A100-SXM4-80GB", "350W", "a100-sxm4-80gb", 350.0),
+    ],
+)
+def test_a_stated_power_is_the_limit(gpu: str, hardware: str, device: str, limit: float) -> None:
+    found = read_row({**STATED, "gpu": gpu, "hardware": hardware}).request.cluster.device
+    assert (found.name, found.limit_w) == (device, limit)
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "PyTorch/HF"])
@@ -247,3 +268,29 @@ def test_accumulation_that_is_not_stated_is_none_without_a_pipeline_and_unknown_
     reading = read_row(row)
     assert reading.request.global_batch == found
     assert "gradient accumulation not stated: none" in reading.assumed
+
+
+RECIPE: Row = {
+    **STATED, "framework": "NeMo / Megatron-Core", "schedule": None, "vp": None, "n_layers": 8.0, "pp": 4.0, "tp": 2.0,
+    "dp": 2.0, "n_gpus": 16.0, "micro_batch": 1.0, "grad_accum": None, "mem_gb": None,
+}  # fmt: skip
+
+
+def test_recipes_that_would_wait_for_a_quarter_of_their_step_are_taken_to_interleave_their_stages() -> None:
+    run = read_run(0, {**RECIPE, "global_batch": 16.0})  # 8 microbatches: 3 of 11 slots wait
+    assert (run.request.strategy.virtual_stages, run.request.strategy.schedule) == (2, "interleaved")
+    assert "virtual stages not stated: 2, since without them 27% of the step would be bubble" in run.assumed
+    assert [(one.strategy.virtual_stages, one.strategy.schedule) for one in run.others] == [(1, "1f1b")]
+
+
+def test_shorter_bubbles_are_read_as_1f1b_and_the_other_reading_is_kept() -> None:
+    run = read_run(0, {**RECIPE, "global_batch": 64.0})
+    assert (run.request.strategy.virtual_stages, run.request.strategy.schedule) == (1, "1f1b")
+    assert [one.strategy.virtual_stages for one in run.others] == [2]
+
+
+@pytest.mark.parametrize("stated", [{"vp": 1.0}, {"schedule": "1F1B"}, {"framework": "Megatron-DeepSpeed"}])
+def test_what_a_row_states_of_its_pipeline_always_stands(stated: Row) -> None:
+    run = read_run(0, {**RECIPE, "global_batch": 16.0, **stated})
+    assert (run.request.strategy.virtual_stages, run.request.strategy.schedule) == (1, "1f1b")
+    assert run.others == ()
