@@ -99,6 +99,11 @@ class Adapters:
     adapts: Said
     adapts_all: Said
     narrow: Said
+    fused: Said
+    embeddings: Said
+    embedding_parts: tuple[str, ...]
+    narrow_dates: tuple[str, str]
+    converts_all: Said
     joined: dict[str, tuple[str, ...]]
     habits: tuple[AdapterHabit, ...]
     modules: dict[str, tuple[str, ...]]
