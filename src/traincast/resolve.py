@@ -65,8 +65,6 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
         graph = graph.with_optimizer(ask.optimizer)
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
     runtime = _with_options(named or load_runtime(usual_runtime(graph, cluster)), ask)
-    if ask.layout is not None:
-        runtime = runtime.patched(kernels={"layout": ask.layout})
     request = Request(
         graph=graph,
         cluster=cluster,
@@ -93,7 +91,9 @@ def _runtime(ask: Training) -> Runtime | None:
 
 
 def _with_options(runtime: Runtime, ask: Training) -> Runtime:
-    """``runtime`` with the loss and the updates that an ask names."""
+    """``runtime`` with the layout, the loss and the updates that an ask names."""
+    if ask.layout is not None:
+        runtime = runtime.patched(kernels={"layout": ask.layout})
     if ask.loss is not None:
         runtime = with_loss(runtime, ask.loss)
     return runtime.patched(memory={"updates_in_backward": True}) if ask.optimizer_in_backward else runtime

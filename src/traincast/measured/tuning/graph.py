@@ -13,7 +13,7 @@ from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.tuning.tune import AdapterDType, FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
 from traincast.measured.run import unstated
-from traincast.measured.tuning.words import AdapterHabit, Adapters, Method, Methods, Storage, Tuning
+from traincast.measured.tuning.words import AdapterHabit, Adapters, Method, Methods, Quantized, Tuning
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text
 
@@ -100,7 +100,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             compute="fused" if words.fused(row) or method.base == "scale" else "fp32" if wide else "model",
         ),
     )
-    storage = vocabulary(Storage)
+    storage = vocabulary(Quantized)
     if tuning.quantize.startswith("nf4") and storage.keeps_inputs(row):
         assumed.append(f"4-bit layers keep their inputs, as {storage.keeps_inputs_as}")
         tuned = _keeping_inputs(tuned)

@@ -22,7 +22,7 @@ from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.steps import read_row
 from traincast.measured.tuning.graph import adapter_dtype, extra_tokens
 from traincast.measured.tuning.lengths import Lengths, batch_lengths, batches_of, varied
-from traincast.measured.tuning.words import Adapters, Methods, Storage, Tuning, tuning_of
+from traincast.measured.tuning.words import Adapters, Methods, Quantized, Tuning, tuning_of
 from traincast.strategy import Request, Runtime, find_runtime, load_precision, load_runtime
 from traincast.strategy.program.losses import LossName, with_loss
 from traincast.strategy.program.precision import Precision
@@ -260,7 +260,7 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     """
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
-    words, programs = vocabulary(Storage), vocabulary(Programs)
+    words, programs = vocabulary(Quantized), vocabulary(Programs)
     prepared = tuning.quantize in words.prepared and not words.unprepared(row)
     sharded = request.strategy.zero == _SHARDED and request.strategy.dp > 1
     twice = (sharded and runtime.name not in programs.keeps_once) or (
@@ -383,7 +383,7 @@ def _spelled(row: Row, column: str, spellings: Meanings[Any]) -> Any:
 def _stated_precision(row: Row) -> str:
     """Return the precision of a row; formats of stored weights in this column say nothing of the step's."""
     written = re.sub(r"\(.*?\)", "", text(row, "precision")).strip()
-    words = vocabulary(Storage)
+    words = vocabulary(Quantized)
     if not words.quantised.search(written.lower()):
         return written
     found = words.unquantised.search(written.lower())
