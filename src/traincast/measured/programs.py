@@ -65,7 +65,7 @@ class ByContainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledGraphs:
     """The program ``name``, also ``spelled`` otherwise, whose graphs a ``compiler`` may compile.
 
     It does if a row has ``said`` so or trains by ``recipes`` that do, and always on an ``architecture``.
@@ -98,7 +98,7 @@ class Frameworks:
     spread_as: str
     otherwise: str
     by_container: dict[str, ByContainer]
-    compiled: Compiled
+    compiled: CompiledGraphs
     layouts: dict[str, Said]
     recorded: Said
 

@@ -177,6 +177,8 @@ class MemoryTable:
     product), one of each shape (``shapes``), or ``all`` of a stage."""
     frees_gradients: bool = False
     """Whether gradients exist only once backward has made them, unless several microbatches are accumulated."""
+    updates_in_backward: bool = False
+    """Whether a weight is updated, and its gradient freed, as soon as backward has made the gradient."""
     flat_gradients: bool = False
     """Whether the update copies gradients as DeepSpeed's ZeRO does, into blocks that activations cannot use
     (:mod:`traincast.strategy.memory.update`)."""
@@ -188,7 +190,10 @@ class MemoryTable:
     """Copies of the logits in fp32 that the loss holds in addition to those that it keeps for backward."""
     loss_chunks: Whole = 0
     """Pieces in which the projection to the vocabulary and the loss run, forward and backward, so that no logits are
-    kept; 0: they run whole."""
+    kept unless ``half_logits`` says so; 0: they run whole."""
+    half_logits: bool = False
+    """Whether the loss keeps the logits, or their gradient, in the precision of activations, instead of the log-softmax
+    in fp32."""
     held_collectives: Amount = 0.0
     """Tensors of tensor-parallel collectives that cannot be reused while the host runs ahead of the device."""
     workspace_bytes: Amount = 0.1e9
@@ -209,6 +214,9 @@ class MemoryTable:
     measurements."""
     high: Annotated[float, Meta(ge=1.0, le=100.0)] = 2.0
     """See ``low``."""
+    states_doubt: Share = 0.0
+    """If memory beyond the states is x times its forecast, the states are x to this power times theirs; 0: they are
+    exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +235,9 @@ class DefaultTable:
     """Blocks whose sharded weights are gathered in advance."""
     gradient_dtype: GradientDType = ""
     """The dtype of gradients if there are master weights; empty: that of the precision."""
+    adapter_dtype: Literal["fp32", "model"] = "fp32"
+    """How adapters are stored if nothing says otherwise: in fp32, as the PEFT library does beside 16-bit weights, or in
+    the precision of the model."""
     split_vocabulary: bool = True
     """Whether tensor groups split embedding, logits and loss by vocabulary."""
     stage_cut: Literal["layers", "weights"] = "layers"

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.graph import Block, DType, Operator, OpKind
-from traincast.graph.optimizers import OPTIMIZERS
 from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.footprint import Footprint, footprint
-from traincast.strategy.memory.holdings import Fixed, Frozen, Holdings, holdings_of
+from traincast.strategy.memory.holdings import Fixed, Frozen, Holdings, Updated, holdings_of
 from traincast.strategy.mesh import Group
 from traincast.strategy.program.embedding_tables import find_tables
 from traincast.strategy.program.host_work import beside_operators
@@ -39,8 +38,8 @@ class BlockProgram:
     The rank trains ``num_parameters`` parameters, of which ``expert_parameters`` belong to experts; the largest one has
     ``largest_parameter`` elements, and ``tied_parameters`` are a copy of another block's. ``frozen`` and
     ``frozen_experts`` are the parameters that it holds without training them. ``fixed`` are its buffers, and frozen
-    parameters that it holds once for several blocks. ``footprint`` is the memory of its passes. ``boundary_bytes``
-    bytes go to the next block.
+    parameters that it holds once for several blocks. ``updated`` divides the trained parameters by their optimizers.
+    ``footprint`` is the memory of its passes. ``boundary_bytes`` bytes go to the next block.
     """
 
     scope: str
@@ -55,8 +54,7 @@ class BlockProgram:
     frozen: Frozen
     frozen_experts: Frozen
     fixed: tuple[Fixed, ...]
-    optimizer_states: int
-    optimizer_name: str
+    updated: tuple[Updated, ...]
     footprint: Footprint
     boundary_bytes: float
     flops: float
@@ -107,7 +105,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         lambda: holdings_of(model, block),
     )
     parameters = holdings.dense + holdings.experts
-    if "activations" in model.strategy.offload and held.kept:
+    if "activations" in model.strategy.offload and held.kept and not held.stays:
         forward, backward = (
             [*items, offloaded(model, held.saved, items, way)] for items, way in ((forward, "out"), (backward, "back"))
         )
@@ -119,7 +117,6 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         forward = [weight_cast(model, wide), *forward]
     if model.runtime.launches.cuda_graphs:
         forward, backward = _graphed(forward), _graphed(backward)
-    first = next((model.graph.operators[i] for i in block.optimizer), None)
     return BlockProgram(
         scope=block.scope,
         forward=tuple(forward),
@@ -133,8 +130,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         frozen=holdings.frozen,
         frozen_experts=holdings.frozen_experts,
         fixed=holdings.fixed,
-        optimizer_states=OPTIMIZERS[first.name].states if first else 0,
-        optimizer_name=first.name if first else "adamw",
+        updated=holdings.updated,
         footprint=held,
         boundary_bytes=boundary,
         flops=sum(i.work.flops for i in (*forward, *backward) if isinstance(i.work, Operator)),

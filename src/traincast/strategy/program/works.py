@@ -63,14 +63,23 @@ def rank_expert(model: ShardedModel, op: Operator, region: Region) -> Operator:
 
 
 def rank_works(model: ShardedModel, index: int) -> list[Operator]:
-    """The works that a rank runs for an operator: several if attention is not fused, else one."""
+    """The works that a rank runs for an operator: several if attention is not fused, none for an empty conversion."""
     op = rank_operator(model, index)
+    if _converts_nothing(model, index, op):
+        return []
     if op.kind is not OpKind.ATTENTION:
         return [op]
     runtime = model.runtime
     if runtime.kernels.attention == "flash" and runtime.kernels.sinks != "flash" and _has_sinks(model, index):
         return kernels_of(without_window(op), runtime.kernels.sinks)
     return kernels_of(op, runtime.kernels.attention)
+
+
+def _converts_nothing(model: ShardedModel, index: int, op: Operator) -> bool:
+    """Whether an operator converts a tensor of an adapter to the dtype that it has already: the step is in fp32."""
+    if op.name != "_to_copy" or "adapts" not in model.graph.operators[index].attributes:
+        return False
+    return op.inputs[0].dtype is op.outputs[0].dtype
 
 
 def _has_sinks(model: ShardedModel, index: int) -> bool:
