@@ -59,8 +59,8 @@ class NextAsk(Training):
     strategy: Annotated[
         str | Strategy | None,
         Option(
-            "How to distribute the work over the devices. The doubt is then about its step time; if omitted, about which "
-            "strategy to run.",
+            "How to distribute the work over the devices. The doubt is then about its step time; if omitted, about "
+            "which strategy to run.",
             "dp=8,tp=4,…",
         ),
     ] = None
