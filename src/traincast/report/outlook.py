@@ -109,17 +109,36 @@ def correction_at(correction: Correction | None, features: Sequence[float]) -> f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A way in which a run may go, ``usual`` or ``stalled``: the seconds of its steps and its probability."""
+
+    name: str
+    step_s: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The expected seconds of a step, its 90 % interval, and warnings."""
+    """The expected seconds of a step, its 90 % interval, and warnings.
+
+    ``modes`` are the usual and the stalled mode, if a stall is neither rare nor nearly certain; otherwise it is empty.
+    """
 
     step_s: float
     low_s: float
     high_s: float
     warnings: tuple[str, ...] = ()
+    modes: tuple[Mode, ...] = ()
 
     def scaled(self, factor: float) -> Outlook:
         """Return the outlook of a step that takes ``factor`` times as long."""
-        return replace(self, step_s=self.step_s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
+        return replace(
+            self,
+            step_s=self.step_s * factor,
+            low_s=self.low_s * factor,
+            high_s=self.high_s * factor,
+            modes=scaled_modes(self.modes, factor),
+        )
 
     def above(self, floor_s: float) -> Outlook:
         """Return the outlook raised to at least ``floor_s``; add a warning if the step itself was below."""
@@ -132,8 +151,17 @@ class Outlook:
             )
         step_s = max(self.step_s, floor_s)
         return Outlook(
-            step_s=step_s, low_s=max(self.low_s, floor_s), high_s=max(self.high_s, step_s), warnings=warnings
+            step_s=step_s,
+            low_s=max(self.low_s, floor_s),
+            high_s=max(self.high_s, step_s),
+            warnings=warnings,
+            modes=tuple(replace(mode, step_s=max(mode.step_s, floor_s)) for mode in self.modes),
         )
+
+
+def scaled_modes(modes: Sequence[Mode], factor: float) -> tuple[Mode, ...]:
+    """Return the modes of a step that takes ``factor`` times as long in each."""
+    return tuple(replace(mode, step_s=mode.step_s * factor) for mode in modes)
 
 
 def outlook(
@@ -220,9 +248,15 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
             f"reason in their configuration; this forecast is for a run that "
             f"{'stalls' if stalls else 'does not stall'}"
         )
+    modes: tuple[Mode, ...] = ()
+    if _RARE < chance < 1.0 - _RARE and slow > usual:
+        modes = (
+            Mode(name="usual", step_s=usual, probability=1.0 - chance),
+            Mode(name="stalled", step_s=slow, probability=chance),
+        )
     if chance > 1.0 - _RARE:
         low = slow * math.exp(-below)
-    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings))
+    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings), modes=modes)
 
 
 def unfamiliar(calibration: Calibration, look: StepTraits) -> float:

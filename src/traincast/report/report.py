@@ -10,6 +10,7 @@ from traincast.brief import Brief, BriefTable
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
+from traincast.report.outlook import Mode
 from traincast.report.split import TimeSplit
 from traincast.strategy import Memory
 from traincast.strategy.memory.fits import MemoryFit
@@ -100,8 +101,9 @@ class Report(Brief):
     ``host_memory`` is its breakdown by part, for one rank of the stage that offloads most. ``fits`` says that both
     suffice: the device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known.
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
-    time of this plan on these devices. ``choice`` says how the strategy was chosen, unless it was stated. ``split``
-    divides the step by what bounds it, and the time of every operator.
+    time of this plan on these devices. ``modes`` are the two ways in which a run may go, on a cluster where some runs
+    stall. ``choice`` says how the strategy was chosen, unless it was stated. ``split`` divides the step by what bounds
+    it, and the time of every operator.
 
     It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
     would need a property for every figure to keep both.
@@ -150,6 +152,7 @@ class Report(Brief):
     ranks: tuple[RankReport, ...]
     critical_path: tuple[PathEntry, ...]
     warnings: tuple[str, ...]
+    modes: tuple[Mode, ...] = ()
     fullest_stage: int = 0
     memory_over_time: tuple[Moment, ...] = ()
     peak_tensors: tuple[Holder, ...] = ()
