@@ -184,7 +184,12 @@ def outlook(
     if calibration.stall is not None and estimates.stalled is not None:
         slow = calibration.step(simulate(plan, estimates.stalled).step_s, nodes=look.nodes)
         slow += calibration.stall.seconds * look.messages
-    return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
+    ends = UNCALIBRATED
+    if calibration.few is not None:
+        mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
+        ends = _uncalibrated(request, plan, estimates, timeline.step_s, mean)
+    name = request.runtime.name
+    return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=name, uncalibrated=ends)
 
 
 def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Breakdown:
@@ -222,14 +227,30 @@ def _uncalibrated(
     return low, high
 
 
-def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
-    """Return the outlook of a run that takes ``usual_s``, or ``stalled_s`` if it stalls, before the correction."""
+def expect(
+    calibration: Calibration,
+    look: StepTraits,
+    *,
+    usual_s: float,
+    stalled_s: float,
+    runtime: str,
+    uncalibrated: tuple[float, float] = UNCALIBRATED,
+) -> Outlook:
+    """Return the outlook of a run that takes ``usual_s``, or ``stalled_s`` if it stalls, before the correction.
+
+    ``uncalibrated`` is the 90 % interval without a calibration, as two multiples of the forecast: it counts if a
+    handful of runs calibrated the cluster.
+    """
     factor = correction_at(calibration.correction, look.features) * calibration.factor_of(look.model, look.precision)
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
     strange = bool(calibration.runtimes) and runtime not in calibration.runtimes  # an empty list holds for all runtimes
     far = 1.0 if strange else unfamiliar(calibration, look)
     ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
     below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
+    if calibration.few is not None:
+        doubt = calibration.doubt_of(look.model, look.precision)
+        left = calibration.few.share * (doubt + (1.0 - doubt) * far)
+        below, above = below - left * math.log(uncalibrated[0]), above + left * math.log(uncalibrated[1])
     warnings = []
     if strange:
         warnings.append(
