@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_more_runs_never_widen_the_interval(
         assert all(new <= old + 1e-9 for new, old in zip(after, before, strict=True))
         before = after
     doubts = [offsets(drawn[:count]).cluster_doubt for count in range(31)]
-    assert all(new <= old + 1e-12 for old, new in zip(doubts, doubts[1:], strict=False))
+    assert all(new <= old + 1e-12 for old, new in pairwise(doubts))
 
 
 def test_offsets_hand_over_to_parameters_smoothly() -> None:

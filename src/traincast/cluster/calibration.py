@@ -74,7 +74,7 @@ class Correction:
 class SeenModel:
     """A model that was measured: its steps in ``precision`` take ``factor`` times what the parameters say.
 
-    ``runs`` runs of it were measured. ``model`` is the name of its graph. ``doubt`` is as in :class:`Few`, of this model.
+    ``runs`` runs of it were measured. ``model`` is the name of its graph. ``doubt`` is that of :class:`Few` for it.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -88,9 +88,9 @@ class SeenModel:
 class Few:
     """What a handful of runs says, too few to fit parameters to: every step takes ``offset`` times what these say.
 
-    ``share`` is how much such offsets count beside the parameters: 1 with a few runs, less with more. The interval of an
-    uncalibrated cluster counts with the same share, narrowed to the share ``doubt`` of its width (as logarithms), which
-    the runs leave for models that were not measured.
+    ``share`` is how much such offsets count beside the parameters: 1 with a few runs, less with more. The interval of
+    an uncalibrated cluster counts with the same share, narrowed to the share ``doubt`` of its width (as logarithms),
+    which the runs leave for models that were not measured.
     """
 
     share: Share
@@ -152,7 +152,7 @@ class Calibration:
     few: Few | None = None
 
     def factor_of(self, model: str, precision: str) -> float:
-        """Returns the factor on all steps of a model in ``precision``: the cluster's, and its own if it was measured."""
+        """Returns the factor on steps of a model in ``precision``: the cluster's, and its own if it was measured."""
         shared = self.few.offset if self.few else 1.0
         return shared * next((s.factor for s in self.seen if (s.model, s.precision) == (model, precision)), 1.0)
 

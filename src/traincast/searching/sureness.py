@@ -8,7 +8,8 @@ clusters around their forecasts. On a device without measurements it is wider: i
 devices left out of the fit. A further factor covers the part of a step's 90 % interval that these do not explain, so
 that the steps of a search are spread as widely as a forecast of the strategy alone says: one for all uncalibrated
 clusters, and one per calibrated cluster with the spread that its calibration leaves. Where runs may stall, each
-candidate stalls in its share of the draws. The last factor is the spread of repeated runs. The chance of a candidate is the share of draws in which it is the fastest.
+candidate stalls in its share of the draws. The last factor is the spread of repeated runs. The chance of a candidate is
+the share of draws in which it is the fastest.
 """
 
 from __future__ import annotations
