@@ -9,7 +9,7 @@ from traincast import load_runtime
 from traincast.measured import dp_steps
 from traincast.measured.calibrations import may_have_seen
 from traincast.measured.spellings import precision_name
-from traincast.measured.steps import read_row
+from traincast.measured.steps import read_row, read_run
 from traincast.strategy import choose_micro_batch
 from traincast.tables import Row, RowError
 
@@ -247,3 +247,29 @@ def test_accumulation_that_is_not_stated_is_none_without_a_pipeline_and_unknown_
     reading = read_row(row)
     assert reading.request.global_batch == found
     assert "gradient accumulation not stated: none" in reading.assumed
+
+
+RECIPE: Row = {
+    **STATED, "framework": "NeMo / Megatron-Core", "schedule": None, "vp": None, "n_layers": 8.0, "pp": 4.0, "tp": 2.0,
+    "dp": 2.0, "n_gpus": 16.0, "micro_batch": 1.0, "grad_accum": None, "mem_gb": None,
+}  # fmt: skip
+
+
+def test_recipes_that_would_wait_for_a_quarter_of_their_step_are_taken_to_interleave_their_stages() -> None:
+    run = read_run(0, {**RECIPE, "global_batch": 16.0})  # 8 microbatches: 3 of 11 slots wait
+    assert (run.request.strategy.virtual_stages, run.request.strategy.schedule) == (2, "interleaved")
+    assert "virtual stages not stated: 2, since without them 27% of the step would be bubble" in run.assumed
+    assert [(one.strategy.virtual_stages, one.strategy.schedule) for one in run.others] == [(1, "1f1b")]
+
+
+def test_shorter_bubbles_are_read_as_1f1b_and_the_other_reading_is_kept() -> None:
+    run = read_run(0, {**RECIPE, "global_batch": 64.0})
+    assert (run.request.strategy.virtual_stages, run.request.strategy.schedule) == (1, "1f1b")
+    assert [one.strategy.virtual_stages for one in run.others] == [2]
+
+
+@pytest.mark.parametrize("stated", [{"vp": 1.0}, {"schedule": "1F1B"}, {"framework": "Megatron-DeepSpeed"}])
+def test_what_a_row_states_of_its_pipeline_always_stands(stated: Row) -> None:
+    run = read_run(0, {**RECIPE, "global_batch": 16.0, **stated})
+    assert (run.request.strategy.virtual_stages, run.request.strategy.schedule) == (1, "1f1b")
+    assert run.others == ()

@@ -159,7 +159,7 @@ def test_without_a_calibration_the_interval_is_that_of_the_works_times_published
     assert report.calibrated_s == 0.0
     sure = report_of(request, None, seconds=1e-3)  # works without any doubt
     idle = (sure.exposed_communication_s + sure.overhead_s) / sure.step_s
-    low, high = widened("strained" if idle > STRAINED else "language", below=0.0, above=0.0)
+    low, high = widened("strained" if idle > STRAINED else "language", below=0.0, above=0.0, devices=8)
     assert (sure.low_s, sure.high_s) == pytest.approx((low * sure.step_s, high * sure.step_s), rel=1e-12)
 
 

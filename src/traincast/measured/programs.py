@@ -88,6 +88,7 @@ class Frameworks:
     eager: Said
     says_compiled: Said
     eager_as: str
+    interleaves: tuple[str, ...]
     keeps_gathered: tuple[str, ...]
     shards_itself: tuple[str, ...]
     sharded_as: str

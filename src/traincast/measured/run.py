@@ -25,7 +25,8 @@ class Measured:
     ``index`` is the number of the row, from 0. ``source`` names who published it ("" if not stated). ``seconds`` is
     the time of one step: ``None`` if the run failed or states no time. ``memory_bytes`` is the memory that the
     framework reported: ``None`` if not stated. ``ran`` is false for a run that failed. ``loading_s`` is the time in
-    which a process beside the run prepares the samples of one step: no step is shorter.
+    which a process beside the run prepares the samples of one step: no step is shorter. ``others`` are less likely
+    readings of a row that leaves something open: the interval of its forecast covers them.
     """
 
     index: int
@@ -36,6 +37,7 @@ class Measured:
     ran: bool = True
     loading_s: float = 0.0
     assumed: tuple[str, ...] = ()
+    others: tuple[Request, ...] = ()
 
 
 def source_of(row: Row) -> str:

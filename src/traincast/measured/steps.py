@@ -15,7 +15,7 @@ from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.run import Measured, Reading
 from traincast.measured.spellings import Spellings, precision_name
 from traincast.measured.stated import check_stated
-from traincast.measured.strategies import asked
+from traincast.measured.strategies import asked, other_readings
 from traincast.measured.tuning.graph import packed_graph, tuned_graph
 from traincast.measured.tuning.words import Tuning, trains_adapters, tuning_of
 from traincast.strategy import Request
@@ -57,6 +57,7 @@ def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code
         seconds=_seconds(row, reading.request, assumed) if ran else None,
         ran=ran,
         assumed=tuple(assumed),
+        others=other_readings(row, reading.request),
     )
 
 

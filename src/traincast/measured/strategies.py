@@ -20,7 +20,7 @@ from traincast.measured.run import contradiction, unstated
 from traincast.measured.spellings import Spellings, optimizer_of, recompute_of, schedule_of, supported, updates_weights
 from traincast.resolve import resolve
 from traincast.strategy import Request, Runtime, Strategy, choose_micro_batch, choose_strategy
-from traincast.strategy.releases import assumed_release
+from traincast.strategy.releases import assumed_release, has_experts
 from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch, settings_in
 from traincast.tables import Row, RowError, figure, flag, text, whole
@@ -32,6 +32,8 @@ _SETTINGS: Final = {
     "vp": "virtual_stages",
 }
 """Columns of a strategy, and the settings of a strategy's text that say the same."""
+_LONG_BUBBLE: Final = 0.25
+"""Share of a step in the bubble of 1F1B from which recipes interleave stages."""
 _WHOLE: Final = 0.01
 """How far a batch computed from tokens per second may be from a whole number, relative to it."""
 
@@ -147,7 +149,10 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     )
     request = replace(request, strategy=strategy)
     request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
-    return _with_micro_batch(row, request, assumed)
+    request = _with_micro_batch(row, request, assumed)
+    if pp > 1 and schedule == "1f1b" and not text(row, "vp") and not schedule_of(row):
+        return _with_likely_stages(request, assumed)
+    return request
 
 
 def _with_usual_strategy(row: Row, request: Request, assumed: list[str]) -> Request:
@@ -298,6 +303,44 @@ def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tup
         virtual = 2
         assumed.append(unstated("virtual stages", virtual))
     return virtual, schedule
+
+
+def _with_likely_stages(request: Request, assumed: list[str]) -> Request:
+    """Return ``request`` with the virtual stages that recipes of its runtime take; the row does not state them."""
+    other = interleaved(request)
+    strategy = request.strategy
+    waits = (strategy.pp - 1) / (strategy.num_microbatches + strategy.pp - 1)
+    if other is None or waits < _LONG_BUBBLE or request.runtime.name not in vocabulary(Frameworks).interleaves:
+        return request
+    assumed.remove(unstated("pipeline schedule", "1f1b"))
+    stages = other.strategy.virtual_stages
+    assumed.append(unstated("virtual stages", f"{stages}, since without them {waits:.0%} of the step would be bubble"))
+    return other
+
+
+def interleaved(request: Request) -> Request | None:
+    """Return ``request`` with each layer of a stage as a stage of its own; ``None`` if that cannot be run.
+
+    Interleaving needs a multiple of the stages as microbatches, and layers that the stages divide evenly. Recipes of
+    mixtures of experts seldom interleave.
+    """
+    strategy, layers = request.strategy, sum(b.count for b in request.graph.blocks if b.repeated)
+    if strategy.pp < 2 or layers % strategy.pp or layers == strategy.pp or strategy.num_microbatches % strategy.pp:
+        return None
+    if has_experts(request.graph):
+        return None
+    return replace(request, strategy=replace(strategy, virtual_stages=layers // strategy.pp, schedule="interleaved"))
+
+
+def other_readings(row: Row, request: Request) -> tuple[Request, ...]:
+    """Return what a row may mean as well: with virtual stages that it does not state, or without them."""
+    strategy = request.strategy
+    if strategy.pp < 2 or text(row, "vp") or text(row, "strategy") or schedule_of(row):
+        return ()
+    if strategy.virtual_stages > 1:
+        return (replace(request, strategy=replace(strategy, virtual_stages=1, schedule="1f1b")),)
+    other = interleaved(request) if request.runtime.name in vocabulary(Frameworks).interleaves else None
+    return () if other is None else (other,)
 
 
 def _sharding(row: Row, request: Request, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:

@@ -212,7 +212,8 @@ def _uncalibrated(
     step = max(step_s, 1e-12)
     idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
     below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
-    ends = widened(step_kind(request.graph, idle_share=idle), below=below, above=above)
+    kind = step_kind(request.graph, idle_share=idle)
+    ends = widened(kind, below=below, above=above, devices=request.cluster.num_devices)
     spent = estimates.seconds * plan.work_counts()
     total = float(spent.sum()) or 1.0
     here, moved = (

@@ -4,8 +4,8 @@ The intervals of the works, propagated through the simulation, say how sure thei
 and links that nobody measured, and for sizes far from measured ones. What they cannot say is how well the simulation
 describes a framework. So each end is that of the propagated interval, as a logarithm and never less than
 :data:`LEAST`, times a factor. Factors differ by what a step is like (:func:`step_kind`): they are quantiles of the
-errors of published runs, where every source has the same weight. ``python -m benchmarks.uncalibrated`` fits them, and
-shows how often the interval holds the runs of a source, or of a mixture of experts, that the fit has not seen.
+errors of published runs, where every source has the same weight. ``python -m benchmarks.unseen`` fits them to
+some sources, and shows how often the interval holds the runs of others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy.model_kind import model_kind
 from traincast.strategy.releases import has_experts
 
-StepKind: TypeAlias = Literal["language", "strained", "experts", "images", "other"]
+StepKind: TypeAlias = Literal["language", "strained", "experts", "tuned", "images", "other"]
 
 LEAST: Final = 0.2
 """Added to each end of the propagated interval, as the root of the sum of squares: steps are less sure than works."""
@@ -25,10 +25,15 @@ FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
     "language": (0.63, 0.83),
     "strained": (0.63, 4.22),
     "experts": (0.48, 1.05),
+    "tuned": (0.55, 1.30),
     "images": (1.11, 0.78),
     "other": (0.70, 1.41),
 }
 """Multiples of the lower and of the upper end of the propagated interval, as logarithms, for each kind of step."""
+MEASURED_DEVICES: Final = 64
+"""Most published runs have at most so many devices."""
+DOUBLING: Final = 0.04
+"""For each doubling of the devices beyond :data:`MEASURED_DEVICES`, so much is added to an end, as :data:`LEAST` is."""
 STRAINED: Final = 0.35
 """Share of a step in exposed communication and in waiting for the host from which a language model is ``strained``.
 
@@ -37,11 +42,13 @@ Such steps are ruled by what differs most between machines: hosts, and tensor pa
 
 
 def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
-    """Return the kind of a step: of a mixture of experts, a language model, a network for images, or another one.
+    """Return the kind of a step: fine-tuning, a mixture of experts, a language model, a network for images, or another.
 
-    A language model has causal attention. ``idle_share`` is the share of the step in which devices wait for
+    Fine-tuning has weights that are not trained. A language model has causal attention. ``idle_share`` is the share of the step in which devices wait for
     communication or for the host.
     """
+    if graph.num_trainable_parameters < graph.num_parameters:
+        return "tuned"
     if has_experts(graph):
         return "experts"
     reads = model_kind(graph)
@@ -53,10 +60,16 @@ def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
     return "strained" if idle_share > STRAINED else "language"
 
 
-def widened(kind: StepKind, *, below: float, above: float) -> tuple[float, float]:
+def spread(propagated: float, *, devices: int) -> float:
+    """Return what a factor of :data:`FACTORS` multiplies: a propagated end, wider on more than the usual devices."""
+    doublings = max(0.0, math.log2(devices / MEASURED_DEVICES))
+    return math.hypot(propagated, LEAST, DOUBLING * doublings)
+
+
+def widened(kind: StepKind, *, below: float, above: float, devices: int) -> tuple[float, float]:
     """Return the 90 % interval of a step of this kind, as two multiples of its forecast.
 
     ``below`` and ``above`` are the ends of its propagated interval, as positive logarithms.
     """
     low, high = FACTORS[kind]
-    return math.exp(-low * math.hypot(below, LEAST)), math.exp(high * math.hypot(above, LEAST))
+    return math.exp(-low * spread(below, devices=devices)), math.exp(high * spread(above, devices=devices))

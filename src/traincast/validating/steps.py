@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -102,7 +103,8 @@ def _judged(
 
     If the run failed and its strategy is impossible, the forecast counts as "does not fit".
     """
-    request = with_calibration(run.request) if calibrated else without_calibration(run.request)
+    use = with_calibration if calibrated else without_calibration
+    request = use(run.request)
     by = calibrated_by(run.request) if calibrated else ""
     outcome = RowOutcome(
         index=run.index,
@@ -120,11 +122,12 @@ def _judged(
             raise
         return replace(outcome, fits=False, fits_probability=0.0, reason=str(error))
     report = made.report
+    others = [forecast(use(other), cost_model=cost_model).report.step_s for other in run.others]
     outcome = replace(
         outcome,
         predicted=max(report.step_s, run.loading_s),
-        low=max(report.low_s, run.loading_s / _LOADING_SPREAD),
-        high=max(report.high_s, run.loading_s * _LOADING_SPREAD),
+        low=max(min(report.low_s, *others, math.inf), run.loading_s / _LOADING_SPREAD),
+        high=max(report.high_s, *others, run.loading_s * _LOADING_SPREAD),
         fits=report.fits,
         fits_probability=report.fits_probability,
     )
