@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from benchmarks.markdown import table
+from benchmarks.unseen import TABLES, role_of
 from traincast.calibrating.few import ONLY_FEW, offsets, share_of_few, with_few
 from traincast.calibrating.procedure import calibrate_runs
 from traincast.calibrating.runs import MeasuredRun, prepare_run
@@ -39,14 +39,9 @@ from traincast.tables import Row, RowError, read_rows, text
 
 Key: TypeAlias = tuple[str, str, str, str]
 
-SOURCES: Final = Path(__file__).parent / "data" / "sources.toml"
-TABLES: Final = {
-    "steps": "steps",
-    "steps_more": "steps",
-    "third/steps": "steps",
-    "dp_steps": "dp-steps",
-    "dp_steps_more": "dp-steps",
-    "third/dp_steps": "dp-steps",
+READERS: Final[dict[str, Callable[[int, Row], Measured]]] = {
+    "steps": steps.read_timed_run,
+    "dp-steps": dp_steps.read_run,
 }
 SIZES: Final = (1, 3, 10)
 FEWEST: Final = 20
@@ -66,10 +61,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--inside", type=int, default=0, help="runs to forecast in full, for intervals")
     given = parser.parse_args(arguments)
     found = clusters(given.data, most=given.most)
-    for role in ("guide", "judge"):
+    for named in ("guide", "judge"):
         rows, ratios = [], []
         for key, runs in sorted(found.items()):
-            if role_of(key[0]) == role:
+            if role(key[0]) == named:
                 error, mine = helped(runs, draws=given.draws, fits=given.fits)
                 ratios.append(mine)
                 within = inside(runs, given.inside) if given.inside else ""
@@ -79,13 +74,12 @@ def main(arguments: list[str] | None = None) -> None:
             rows.append([f"mean of {len(rows)}", "", "", *map(_two, mean), ""])
             rows.append(["worst", "", "", *map(_two, worst), ""])
             columns = ["cluster", "runs", "error without", *(f"with {n}" for n in SIZES), "inside, width"]
-            print(f"\n{role}\n\n{table(columns, rows)}", flush=True)
+            print(f"\n{named}\n\n{table(columns, rows)}", flush=True)
 
 
-def role_of(source: str) -> str:
+def role(source: str) -> str:
     """Return ``guide`` or ``judge``; a source that is in no list judges."""
-    divided = tomllib.loads(SOURCES.read_text(encoding="utf-8"))
-    return "guide" if any(source in divided[kind]["guide"] for kind in set(TABLES.values())) else "judge"
+    return "guide" if any(role_of(kind, source) == "guide" for kind in READERS) else "judge"
 
 
 def clusters(data: Path, *, most: int) -> dict[Key, list[MeasuredRun]]:
@@ -93,11 +87,10 @@ def clusters(data: Path, *, most: int) -> dict[Key, list[MeasuredRun]]:
     read: dict[Key, list[Measured]] = defaultdict(list)
     for name, kind in TABLES.items():
         path = data / f"{name}.parquet"
-        rows = read_rows(path, needs=()) if path.is_file() else []
-        reader: Callable[[int, Row], Measured] = steps.read_timed_run if kind == "steps" else dp_steps.read_run
+        rows = read_rows(path, needs=()) if kind in READERS and path.is_file() else []
         for index, row in enumerate(completed(rows) if kind == "steps" else rows):
             try:
-                run = reader(index, row)
+                run = READERS[kind](index, row)
             except (RowError, TraincastError):
                 continue
             request = run.request

@@ -99,10 +99,10 @@ def test_more_runs_never_widen_the_interval(
 
 
 def test_offsets_hand_over_to_parameters_smoothly() -> None:
-    shares = [share_of_few(n) for n in range(61)]
+    shares = [share_of_few(n) for n in range(81)]
     assert shares[: ONLY_FEW + 1] == [1.0] * (ONLY_FEW + 1)
-    assert shares[ENOUGH:] == [0.0] * (61 - ENOUGH)
-    assert share_of_few(11) == pytest.approx(0.5, abs=0.01)
+    assert shares[ENOUGH:] == [0.0] * (81 - ENOUGH)
+    assert share_of_few(13) == pytest.approx(0.5, abs=0.02)
     steps = np.diff(shares)
     assert (steps <= 0.0).all() and steps.min() > -0.12
 

@@ -186,9 +186,12 @@ def _calibrated(
 
 
 def _between(runs: Sequence[MeasuredRun], made: Calibrated) -> Calibrated:
-    """Return a calibration between the offsets that a few runs show and what was fitted to many (``made``)."""
+    """Return a calibration between the offsets that a few runs show and what was fitted to many (``made``).
+
+    Runs that show a slow mode are not few, and offsets cannot tell who stalled: then the fit decides alone.
+    """
     share = share_of_few(len(runs))
-    if share <= 0.0:
+    if share <= 0.0 or made.calibration.stall is not None:
         return made
     calibration = with_few(made.calibration, offsets(runs), share)
     held, by_model = (
