@@ -187,8 +187,10 @@ def test_hardware_files_of_the_documents_load(tmp_path: Path) -> None:
     new = load_cluster(str(folder / "new-machine.toml"))
     assert (new.name, new.num_devices, new.price_per_node_hour) == ("npu-pod", 32, 16.0)
     assert not new.device.supports("fp16")
+    limited = load_cluster(str(folder / "at-500-watts.toml"))
+    assert (limited.device.name, limited.device.limit_w, limited.device.tdp_w) == ("h100-sxm5-80gb", 500.0, 700.0)
     shown = len(fences("docs/your-hardware.md", "toml"))
-    assert shown == 4
+    assert shown == 5
 
 
 def test_runtime_file_of_the_documents_loads(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from benchmarks.unseen import SOURCES, Judged, figures, fitted, guiding, left_out, role_of
 
+from traincast import learned_cost_model
+
 DIVIDED = tomllib.loads(SOURCES.read_text(encoding="utf-8"))
 
 
@@ -63,3 +65,10 @@ def test_a_group_is_judged_by_factors_of_the_others() -> None:
     found = left_out(rows, "source")
     assert found["simumax"].inside == 0.0
     assert found["llm-foundry"].inside == 1.0
+
+
+def test_the_shipped_prior_of_collectives_was_not_fitted_to_systems_that_judge() -> None:
+    (model,) = learned_cost_model().collectives
+    assert model.prior is not None
+    assert len(model.prior.systems) > 30
+    assert {role_of("collectives", system) for system in model.prior.systems} == {"guide"}

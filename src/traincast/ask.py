@@ -62,9 +62,11 @@ A = TypeVar("A", bound="JsonRecord")
 R = TypeVar("R")
 
 MAX_BATCH: Final = 10**9
+MAX_WATTS: Final = 1e6
 Batch: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**18)]
 """A whole number that the command line also reads as ``4k`` or ``1e12``."""
+Watts: TypeAlias = Annotated[float, Meta(ge=1.0, le=MAX_WATTS)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Workers: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 Files: TypeAlias = File | Sequence[File]
@@ -315,6 +317,10 @@ class Training(JsonRecord):
         ),
     ]
     global_batch: Annotated[Batch, Option("Samples per step, over all devices.", "N")]
+    power_limit: Annotated[
+        Watts | None,
+        Option("The most that each device may draw, in watts, such as 500. Default: its TDP.", "W"),
+    ] = None
     seq: Annotated[Count | None, Option("Tokens per sample, for sequence models.", "N")] = None
     precision: Annotated[
         str | None,
@@ -534,6 +540,7 @@ _MEANT: Final = {
     "Batch": "int",
     "Count": "int",
     "Seed": "int",
+    "Watts": "float",
     "Workers": "int",
     "File": "str | os.PathLike[str]",
     "Files": "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",

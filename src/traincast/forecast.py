@@ -18,6 +18,7 @@ from traincast.estimate import CostModel, Estimates, LearnedCostModel, MeasuredC
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
+from traincast.estimate.power import estimated
 from traincast.graph import Operator, Phase
 from traincast.report import JobForecast, Report, make_report
 from traincast.report.assemble import step_figures
@@ -115,7 +116,7 @@ def default_cost_model(kernels: str = "") -> LearnedCostModel:
 
 
 def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
-    """Return estimates of ``works`` by the cost model, or the default one, with the calibration of the cluster."""
+    """Return estimates of ``works`` by the cost model, or the default one, as on the cluster of ``request``."""
     return _estimate(_model_for(request, cost_model), works, request.cluster)
 
 
@@ -129,8 +130,8 @@ def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
 
 
 def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
-    """Return estimates of ``works`` by ``model``, with the calibration of ``cluster``."""
-    return calibrated(model.estimate(works, cluster), works, cluster)
+    """Return estimates of ``works`` by ``model``, with the power limit and the calibration of ``cluster``."""
+    return calibrated(estimated(model, works, cluster), works, cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from traincast.ask import MAX_BATCH, Ask, Conditions, JobSettings, Training
+from traincast.ask import MAX_BATCH, MAX_WATTS, Ask, Conditions, JobSettings, Training
 from traincast.cluster import Cluster, assumed_nodes, load_cluster
 from traincast.errors import RequestError, expect
 from traincast.estimate import CostModel, learned_cost_model
@@ -55,6 +55,8 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     _check(ask)
     tuned = _tuning(ask)
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
+    if ask.power_limit is not None:
+        cluster = cluster.with_power_limit(ask.power_limit)
     graph = tuned(_graph(ask, allow_code=allow_code))
     if isinstance(ask.optimizer, str):
         graph = graph.with_optimizer(ask.optimizer)
@@ -119,6 +121,9 @@ def _check(ask: Training) -> None:
     if not 1 <= ask.global_batch <= MAX_BATCH:
         raise RequestError(f"global batch {ask.global_batch}: expected {wanted}")
     expect("cluster", ask.cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
+    expect("power limit", ask.power_limit, (int, float, type(None)), "a number of watts")
+    if ask.power_limit is not None and not 1.0 <= ask.power_limit <= MAX_WATTS:
+        raise RequestError(f"power limit {ask.power_limit:g} W: expected a number from 1 to {MAX_WATTS:g}")
     expect("seq", ask.seq, (int, type(None)), "a whole number of tokens")
     expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
 

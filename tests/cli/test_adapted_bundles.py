@@ -116,5 +116,4 @@ def test_the_shipped_bundle_has_a_prior_and_names_its_systems() -> None:
     assert model.prior is not None
     assert model.adapted is None
     assert "CSCS Alps" in model.card["systems"]
-    assert {"all", "switch", "inside", "across"} == set(model.prior.spread)
-    assert all(factor > 0 for by in model.prior.spread.values() for factor in by.values())
+    assert 1.0 < min(model.prior.spread) < max(model.prior.spread) < 2.0

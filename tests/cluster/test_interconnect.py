@@ -185,3 +185,21 @@ def test_the_description_of_a_system_tells_its_fabric_if_nothing_else_does(
 )
 def test_a_kind_of_network_does_not_tell_how_many_adapters_there_are(network: str, says: bool) -> None:
     assert says_adapters(load_device("a100-sxm4-80gb"), network) is says
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "node_gbit"),
+    [
+        ("NVLink + IPoIB", "IPoIB", 25),
+        ("NVSwitch + 8x200G HDR IB, IPoIB", "IPoIB", 25),
+        ("8x HDR InfiniBand, TCP over IB", "IPoIB", 25),
+        ("8x HDR InfiniBand, IPoIB for storage", "HDR InfiniBand", 1600),
+        ("RoCE 200Gb NIC", "RoCE", 1600),
+        ("2x 200Gb RoCE NICs", "RoCE", 400),
+    ],
+)
+def test_the_network_stack_of_the_processor_and_rates_of_single_cards_are_told_apart(
+    text: str, name: str, node_gbit: float
+) -> None:
+    found = node("A100-SXM4-80GB", 8, text)
+    assert (found.inter_node.name, found.nics_per_node * found.inter_node.bandwidth * 8e-9) == (name, node_gbit)

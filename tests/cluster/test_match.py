@@ -129,7 +129,8 @@ def test_an_unknown_device_is_refused(text: str) -> None:
 def test_what_a_text_leaves_open_is_told() -> None:
     assert open_variants("A100-SXM4") == ("a100-sxm4-80gb", "a100-sxm4-40gb")
     assert open_variants("A100-SXM4", 40.0) == ("a100-sxm4-40gb",)
-    assert open_variants("H100") == ("h100-sxm5-80gb", "h100-pcie-80gb")
+    assert open_variants("H100") == ("h100-sxm5-80gb", "h100-pcie-80gb", "h100-sxm5-96gb")
+    assert open_variants("H100 96GB HBM2e") == ("h100-sxm5-96gb",)
     assert open_variants("H100", None, "DGX-H100") == ("h100-sxm5-80gb",)
 
 

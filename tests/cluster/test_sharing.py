@@ -30,8 +30,8 @@ def test_a_file_sets_them_and_the_device_stays_the_same(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_said_the_usual_holds() -> None:
-    plain = load_cluster("dgx-h100")
-    assert plain.device.interference == INTERFERENCE
+    plain = load_cluster("dgx-a100")
+    assert plain.device.interference == INTERFERENCE < load_cluster("dgx-h100").device.interference
     assert (plain.host_bandwidth, plain.host_memory_bandwidth) == (HOST_BANDWIDTH, HOST_MEMORY_BANDWIDTH)
 
 

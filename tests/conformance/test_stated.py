@@ -298,7 +298,7 @@ def test_states_are_sharded_by_the_context_groups_of_all_replicas() -> None:
 
 
 def test_a_stated_memory_is_kept_if_the_catalog_has_no_such_device() -> None:
-    reading = steps.read_row({**STEPS, "gpu": "H100-96GB-HBM2e-500W"})
-    assert reading.request.cluster.device.memory_bytes == 96 * 1024**3
-    assert "h100-sxm5-80gb has another memory in the catalog: 96 GiB as stated" in reading.assumed
+    reading = steps.read_row({**STEPS, "gpu": "H100-64GB-500W"})
+    assert reading.request.cluster.device.memory_bytes == 64 * 1024**3
+    assert "h100-sxm5-80gb has another memory in the catalog: 64 GiB as stated" in reading.assumed
     assert steps.read_row({**STEPS, "gpu": "GH200 480GB"}).request.cluster.device.memory_bytes < 110e9

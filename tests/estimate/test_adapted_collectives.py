@@ -86,6 +86,42 @@ def test_intervals_are_widest_without_points_and_hold_the_truth_with_them() -> N
     assert ((found.low < truth(SIZES)) & (truth(SIZES) < found.high)).all()
 
 
+def test_without_own_points_the_posterior_is_the_prior() -> None:
+    none = system(SIZES[:0])
+    at = system(SIZES).points
+    mean, deviation = none.posterior(at)
+    np.testing.assert_array_equal(mean, prior().residual(at))
+    np.testing.assert_allclose(deviation**2, prior().variance(at) + prior().scatter ** 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    chosen=st.sets(st.integers(0, len(SIZES) - 1), min_size=1, max_size=8),
+    factors=st.lists(st.floats(0.05, 20.0), min_size=8, max_size=8),
+    ranks=st.sampled_from([16, 64]),
+)
+def test_own_points_never_widen_the_interval(chosen: set[int], factors: list[float], ranks: int) -> None:
+    asked = works(SIZES, ranks=ranks, nodes=ranks // 8)
+    cluster, before = MINE.with_nodes(ranks // 8), np.full(len(SIZES), np.inf)
+    order = sorted(chosen)
+    for count in range(len(order) + 1):
+        own = SIZES[order[:count]]
+        found = system(own, truth(own) * np.array(factors[:count])).estimate(asked, cluster)
+        assert (found.high / found.low <= before * (1 + 1e-9)).all()
+        before = found.high / found.low
+
+
+def test_the_interval_of_a_common_machine_is_narrower_than_that_of_an_unknown_network() -> None:
+    large = works(SIZES[-4:])
+    widths = []
+    for network in ("NDR InfiniBand", "carrier pigeon"):
+        cluster = replace(MINE, inter_node=replace(MINE.inter_node, name=network))
+        found = system(SIZES[:0]).estimate(large, cluster)
+        widths.append(found.high / found.low)
+    assert (widths[0] < widths[1]).all()
+    assert widths[0].max() < 4
+
+
 def test_far_from_the_own_points_the_interval_is_wider_than_near_them() -> None:
     near = system(SIZES[::4]).estimate(works(SIZES[10:11]), MINE)
     far = system(SIZES[::4]).estimate(works(SIZES[10:11], ranks=512, nodes=64), MINE)

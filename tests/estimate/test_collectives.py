@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from traincast import Cluster, load_cluster
+from traincast.estimate.collectives.features import link_floor_seconds
 from traincast.estimate.collectives.laws import (
     CHOICES,
     NIC_SHARE,
@@ -121,3 +122,12 @@ def test_negative_bytes_cost_nothing() -> None:
     assert not collective_seconds([all_reduce(-1.0, 8)], H100).any()
     assert not transfer_seconds([Transfer(nbytes=-1.0)], H100).any()
     assert np.isfinite(collective_seconds([all_reduce(1e30, 8)], H100)).all()
+
+
+@pytest.mark.parametrize(("name", "nodes", "islands"), [("dgx-h100", 4, 4), ("dgx-gb200", 36, 2)])
+def test_the_floor_of_a_collective_counts_all_nics_of_an_island(name: str, nodes: int, islands: int) -> None:
+    cluster = load_cluster(f"{name}:{nodes}")
+    ranks = nodes * cluster.devices_per_node
+    work = Collective(kind="all_reduce", nbytes=1e9, num_ranks=ranks, num_nodes=nodes)
+    cards = cluster.nics_per_node * cluster.inter_node.bandwidth * nodes / islands
+    assert link_floor_seconds(work, cluster) == pytest.approx((1 - 1 / islands) * 1e9 / cards)

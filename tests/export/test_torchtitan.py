@@ -39,7 +39,7 @@ def test_a_file_in_full() -> None:
             "context_parallel_degree": 1,
             "expert_parallel_degree": 1,
             "fsdp_reshard_after_forward": "always",
-            "enable_async_tensor_parallel": True,
+            "enable_async_tensor_parallel": False,
         },
         "activation_checkpoint": {"mode": "none"},
         "compile": {"enable": True},

@@ -25,6 +25,11 @@ def test_curves_take_turns_the_longest_first() -> None:
     assert [curves[i] for i in choose_points(curves, SIZES, 1)] == ["many"]
 
 
+def test_curves_with_a_single_point_give_the_largest_the_smallest_and_a_middle_size() -> None:
+    curves, sizes = ["a"] * 5 + ["b"] * 5 + ["c"] * 5, np.tile(np.arange(5.0), 3)
+    assert choose_points(curves, sizes, 3) == [4, 5, 12]
+
+
 def test_a_second_measurement_of_a_size_comes_after_all_sizes() -> None:
     sizes = np.array([1.0, 1.0, 2.0, 2.0])
     assert choose_points(["a"] * 4, sizes, 2) == [0, 2]

@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.fitting.test_collectives import Row, row, write
 from traincast import RequestError
 from traincast.estimate.collectives.features import baseline_seconds
+from traincast.estimate.collectives.prior import variance
 from traincast.fitting.collectives.prior import LeftOut, doubted, fit_prior, left_out_systems, spread_of, system_cells
 from traincast.fitting.collectives.table import CollectiveTable, read_collectives
 
@@ -75,26 +77,51 @@ def test_all_rows_but_the_own_points_are_judged_by_the_intervals(file: Path) -> 
     cells = system_cells([read_collectives(write(file, twice))])
     entry = next(left_out_systems(cells, (3,)))
     assert (len(entry.missed), len(entry.row_missed)) == (5, 13)
-    assert len(entry.row_links) == len(entry.row_deviation) == 13
+    assert len(entry.row_deviation) == 13
+
+
+def left_out(system: str, off: npt.NDArray[np.float64], own_points: int = 0) -> LeftOut:
+    """A system whose rows took exp(``off``) times as long as estimated, where the model states 0.1."""
+    deviation = np.full(len(off), 0.1)
+    return LeftOut(system=system, own_points=own_points, missed=-off[:1], row_missed=-off, row_deviation=deviation)
 
 
 def test_spread_holds_nine_of_ten() -> None:
     draw = np.random.default_rng(0)
-    judged = [
-        LeftOut(
-            system=str(n),
-            own_points=0,
-            missed=np.zeros(10),
-            row_links=("across",) * 50,
-            row_missed=0.3 * draw.standard_normal(50),
-            row_deviation=np.full(50, 0.1),
-        )
-        for n in range(20)
-    ]
-    factor = spread_of(judged)["across"][0]
-    inside = np.concatenate([np.abs(e.row_missed) <= factor * e.row_deviation for e in judged])
-    assert inside.mean() == pytest.approx(0.9, abs=0.002)
-    assert set(spread_of(judged[:3])) == {"all"}
+    judged = [left_out(str(n), 0.3 * draw.standard_normal(50)) for n in range(20)]
+    below, above = spread_of(judged)
+    inside = [(-below * 0.1 <= -e.row_missed) & (-e.row_missed <= above * 0.1) for e in judged]
+    assert np.concatenate(inside).mean() == pytest.approx(0.9, abs=0.002)
+    assert below == pytest.approx(above, rel=0.25)
+
+
+def test_intervals_reach_further_where_systems_left_out_were_slower() -> None:
+    below, above = spread_of([left_out(str(n), np.linspace(-0.05, 0.4, 46)) for n in range(10)])
+    assert below == pytest.approx(0.5, abs=0.1)
+    assert above == pytest.approx(3.5, abs=0.2)
+
+
+def test_a_system_counts_once_however_many_rows_it_has() -> None:
+    small = [left_out(str(n), np.full(4, 0.1)) for n in range(18)]
+    odd = left_out("odd", np.full(10_000, 2.0))
+    assert spread_of([*small, odd]) == pytest.approx((0.0, 1.0))
+
+
+def test_doubt_is_small_where_alike_systems_were_measured_and_large_elsewhere(file: Path) -> None:
+    prior = fit_prior([table(file, FACTORS)])
+    alike = prior.points.take(np.arange(8))
+    other = tuple(
+        replace(s, texts=tuple("tcp" if text == "infiniband" else "all_gather" if text == "all_reduce" else text
+                               for text in s.texts))
+        for s in alike.settings
+    )  # fmt: skip
+    strange = replace(alike, settings=other)
+    own = variance(prior.own, alike)
+    assert (prior.variance(alike) < prior.variance(strange)).all()
+    assert (prior.variance(alike) >= own).all()
+    total = variance((*prior.shared, *prior.own), strange)
+    assert (prior.variance(strange) <= total).all()
+    np.testing.assert_allclose(np.diag(prior.covariance(alike, alike)), prior.variance(alike), rtol=1e-6)
 
 
 def test_kernels_of_frameworks_and_busy_machines_are_left_out(file: Path) -> None:

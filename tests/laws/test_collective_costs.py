@@ -106,6 +106,46 @@ def test_a_collective_never_gets_cheaper_over_more_nodes(
     assert seconds(kind, nbytes, many * each, many, cluster) >= here * (1 - 1e-12)
 
 
+@given(kind=kinds, cluster=clusters, nbytes=sizes, nodes=st.sampled_from([128, 256, 512, 1024, 2048]))
+def test_thousands_of_ranks_never_get_cheaper(
+    kind: CollectiveKind, cluster: Cluster, nbytes: float, nodes: int
+) -> None:
+    each, many = cluster.devices_per_node, cluster.with_nodes(2 * nodes)
+    here = seconds(kind, nbytes, nodes * each, nodes, many)
+    assert seconds(kind, nbytes, 2 * nodes * each, 2 * nodes, many) >= here * (1 - 1e-12)
+    assert seconds(kind, 2 * nbytes, nodes * each, nodes, many) >= here * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-a100", "alps"])
+def test_small_all_reduces_climb_a_tree_and_small_gathers_go_around_a_ring(name: str) -> None:
+    # NCCL chooses trees for small all-reduces (2 log2 n latencies); its gathers and scatters are rings (n - 1).
+    cluster = load_cluster(f"{name}:2048")
+    each = cluster.devices_per_node
+    reduced = [seconds("all_reduce", 8.0, n * each, n, cluster) for n in (128, 256, 512, 1024, 2048)]
+    steps = np.diff(reduced)
+    latency = cluster.inter_node.latency_s
+    assert (steps < 2 * 6 * latency).all()
+    assert reduced[-1] < 2 * reduced[0]
+    for kind in ("all_gather", "reduce_scatter"):
+        few, many = (seconds(kind, 8.0, n * each, n, cluster) for n in (128, 2048))
+        assert many / few == pytest.approx(16, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-a100"])
+def test_at_sixteen_thousand_ranks_large_all_reduces_still_run_at_the_bandwidth_of_the_cards(name: str) -> None:
+    cluster = load_cluster(f"{name}:2048")
+    nbytes, ranks = 16e9, 2048 * cluster.devices_per_node
+    bus = 2 * nbytes / seconds("all_reduce", nbytes, ranks, 2048, cluster)
+    cards = cluster.nics_per_node * cluster.inter_node.bandwidth
+    assert 0.8 * cards < bus < cards
+
+
+def test_a_series_of_broadcasts_hides_most_latencies_of_its_chain() -> None:
+    cluster = CLUSTERS["dgx-a100:64"]
+    broadcast, gathered = (seconds(kind, 8.0, 512, 64, cluster) for kind in ("broadcast", "all_gather"))
+    assert broadcast < 30e-6 < gathered / 10
+
+
 @given(cluster=clusters, nbytes=sizes, ranks=st.integers(2, 7))
 def test_an_all_reduce_never_gets_cheaper_over_more_ranks_of_a_switch(
     cluster: Cluster, nbytes: float, ranks: int

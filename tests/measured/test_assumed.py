@@ -48,7 +48,6 @@ def test_a_row_that_states_everything_assumes_nothing() -> None:
         ({"framework": "MyTrainer 3"}, "framework 'MyTrainer 3' not known: megatron"),
         ({"dp": None, "cp": None}, "cp not stated: 1"),
         ({"micro_batch": None, "grad_accum": None}, "micro batch not stated: 1"),
-        ({"hardware": "DGX H100, 500 W"}, "power limit of 500 W is not modelled: 700 W"),
         ({"mem_gb": None, "model": "mystery"}, "family of mystery is not known: llama"),
     ],
 )
@@ -155,8 +154,30 @@ def test_an_eager_run_of_torchtitan_fuses_less() -> None:
     compiled = read_row({**TITAN, "framework": "torchtitan"}).request.runtime
     eager = read_row({**TITAN, "framework": "torchtitan", "notes": "eager"}).request.runtime
     assert compiled == load_runtime("torchtitan")
-    assert eager.name == "torchtitan" and "elementwise" not in eager.kernels.fusions
+    assert eager == load_runtime("torchtitan-eager")
+    assert eager.kernels.written_out and not eager.kernels.fusions
     assert eager.launches.operator > compiled.launches.operator
+
+
+@pytest.mark.parametrize(("notes", "share"), [("", 0.0), ("vanilla TP", 0.0), ("async TP", 0.8), ("2D + AsyncTP", 0.8)])
+def test_torchtitan_hides_tensor_traffic_if_a_row_says_so(notes: str, share: float) -> None:
+    runtime = read_row({**TITAN, "framework": "torchtitan", "notes": notes}).request.runtime
+    assert runtime.exchange.overlap_tensor == share
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hardware", "device", "limit"),
+    [
+        ("H100", "DGX H100", "h100-sxm5-80gb", 700.0),
+        ("H100", "DGX H100, 500 W", "h100-sxm5-80gb", 500.0),
+        ("H100", "DGX H100 700W", "h100-sxm5-80gb", 700.0),
+        ("H100-96GB-HBM2e-500W", "H100 96GB HBM2e 500W, 400Gb/s RDMA per GPU", "h100-sxm5-96gb", 500.0),
+        ("A100-SXM4-80GB", "350W", "a100-sxm4-80gb", 350.0),
+    ],
+)
+def test_a_stated_power_is_the_limit(gpu: str, hardware: str, device: str, limit: float) -> None:
+    found = read_row({**STATED, "gpu": gpu, "hardware": hardware}).request.cluster.device
+    assert (found.name, found.limit_w) == (device, limit)
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "PyTorch/HF"])

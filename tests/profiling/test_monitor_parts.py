@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +15,7 @@ from traincast import RequestError
 from traincast.profiling.monitor.device_counter import FOLDER, DeviceCounter, DeviceReader, counters, reader_of
 from traincast.profiling.monitor.network import link_rate, totals_of
 from traincast.profiling.monitor.nvml import GpuReader
-from traincast.profiling.monitor.process import ProcessTree, stat_of
+from traincast.profiling.monitor.process import MemoryReader, ProcessTree, stat_of
 from traincast.profiling.monitor.sample import Ticks
 
 NET = """Inter-|   Receive           |  Transmit
@@ -246,3 +249,17 @@ def test_without_gpus_there_is_no_reader(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setitem(__import__("sys").modules, "pynvml", Broken())
     assert GpuReader.found() is None
+
+
+def test_a_process_that_ended_and_was_not_waited_for_holds_no_memory() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    reader = MemoryReader(process.pid)
+    try:
+        assert reader.read() > 0
+        process.stdin.close()  # type: ignore[union-attr]
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(OSError, match="given up its memory"):
+            reader.read()
+    finally:
+        reader.close()
+        process.wait()

@@ -13,6 +13,7 @@ from traincast.cluster import Calibration
 from traincast.errors import TraincastError
 from traincast.estimate import CostModel
 from traincast.estimate.calibrated import Parts
+from traincast.estimate.power import estimated
 from traincast.forecast import default_cost_model
 from traincast.measured import Measured
 from traincast.report.outlook import StepTraits, look_at
@@ -72,7 +73,7 @@ def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Meas
     model = cost_model or default_cost_model(request.runtime.kernels.measured_with)
     lowered = lower(request)
     plan = lowered.plan
-    seconds = model.estimate(plan.works, request.cluster).seconds
+    seconds = estimated(model, plan.works, request.cluster).seconds
     parts = Parts(plan.works, request.cluster)
     timeline = simulate(plan, seconds)
     return MeasuredRun(

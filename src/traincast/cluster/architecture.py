@@ -22,6 +22,19 @@ _DEFAULT: Final = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PowerCurve:
+    """What products on matrix units draw, and how the clock follows a power limit (:mod:`traincast.estimate.power`)."""
+
+    static: Annotated[float, Meta(ge=0.0, le=0.9)] = 0.35
+    """Share of the TDP that a busy device draws whatever its matrix units do: memory, links, leakage."""
+    joules_per_tflop: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+    """Energy of 10¹² FLOP of products in 16 bits at full clock, in joules, beyond the static share. 0: not known;
+    products then draw the TDP where they reach nine tenths of the peak rate."""
+    exponent: Annotated[float, Meta(ge=1.0, le=4.0)] = 1.8
+    """Power of the clock to which that draw is proportional: 1 if the voltage stays, 3 if it falls with the clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """What devices of one architecture have in common."""
 
@@ -38,8 +51,10 @@ class Architecture:
 
     FlashAttention 2 is made for Ampere, cuDNN 8 for early Hopper. Before it, FlashAttention 1 and its kernels in Triton
     ran; Dao ("FlashAttention-2", 2023) reports that its successor is 1.3 to 3 times as fast on A100. On Hopper,
-    releases that had them ran FlashAttention 2 already. On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to
+    published steps with long sequences show 1.4. On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to
     400 TFLOP/s of FlashAttention 2 and about 500 of cuDNN, where FlashAttention 3 reaches 640 to 740."""
+    power: PowerCurve = PowerCurve()
+    """What products draw, and how a power limit slows them."""
     older_grouped: bool = False
     """Whether grouped products of training are about as fast as plain ones, as on A100
     (:mod:`traincast.estimate.operators.grouped`)."""

@@ -15,6 +15,7 @@ the same schema. Units are SI (bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; band
     name = "my-gpu"                   # vendor, architecture, source: texts
     memory_bytes = 85.0e9             # what the device reports, not what the box says
     memory_bandwidth = 3.35e12        # l2_bytes, num_sms, clock_hz, tdp_w, price_per_hour, interference: numbers
+    power_limit_w = 500               # if it is not the TDP
     usual_node = "dgx-h100"           # node type assumed for a measurement that names only the device
     [device.peak_flops]               # dense FLOP/s: fp64, fp32, tf32, fp16, bf16, fp8, nvfp4
     bf16 = 989.4e12
@@ -78,7 +79,18 @@ DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
 _MAX_DEPTH: Final = 8
 _KEEPS_NAME: Final = frozenset(
-    {"name", "extends", "tdp_w", "price_per_hour", "achievable", "reaches", "interference", "aliases", "source"}
+    {
+        "name",
+        "extends",
+        "tdp_w",
+        "power_limit_w",
+        "price_per_hour",
+        "achievable",
+        "reaches",
+        "interference",
+        "aliases",
+        "source",
+    }
 )
 _SAME_NODE_ONLY: Final = ("price_per_node_hour", "node_power_w", "subset_bandwidth")
 _ADD: Final = "add it, or extend an entry of the catalog"

@@ -17,6 +17,7 @@ Rate: TypeAlias = Annotated[float, Meta(ge=1e6, le=1e19, description="FLOP/s")]
 Bandwidth: TypeAlias = Annotated[float, Meta(ge=1e6, le=1e15, description="bytes/s")]
 Bytes: TypeAlias = Annotated[float, Meta(ge=1e3, le=1e18, description="bytes")]
 Delay: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0, description="seconds")]
+Watts: TypeAlias = Annotated[float, Meta(ge=0.1, le=1e6, description="watts")]
 Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES)]
 PerNode: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
@@ -44,8 +45,8 @@ class Device:
     ``achievable`` holds fractions of these rates that were measured on the device at hand, under the names that
     :mod:`traincast.estimate.operators.efficiency` lists. ``reaches`` holds the fractions in which this kind of device
     differs from its architecture; all others are the architecture's. While a collective runs, it takes processors and
-    bandwidth from kernels, which take ``interference`` of their time longer. ``source`` names the documents that the
-    figures come from.
+    bandwidth from kernels, which take ``interference`` of their time longer. ``power_limit_w`` is the limit that an
+    operator has set, if it is not the TDP. ``source`` names the documents that the figures come from.
     """
 
     name: Text
@@ -57,12 +58,18 @@ class Device:
     l2_bytes: Bytes
     num_sms: Annotated[int, Meta(ge=1, le=100_000)]
     clock_hz: Annotated[float, Meta(ge=1e6, le=1e11, description="Hz")]
-    tdp_w: Annotated[float, Meta(ge=0.1, le=1e6, description="watts")]
+    tdp_w: Watts
+    power_limit_w: Watts | None = None
     price_per_hour: Amount = 0.0
     achievable: Mapping[str, Annotated[float, Meta(ge=1e-6, le=10.0)]] = field(default_factory=dict, hash=False)
     reaches: Mapping[str, Annotated[float, Meta(ge=1e-6, le=1e4)]] = field(default_factory=dict, hash=False)
     interference: Annotated[float, Meta(ge=0.0, le=10.0)] = INTERFERENCE
     source: Text = ""
+
+    @property
+    def limit_w(self) -> float:
+        """The most that the device may draw, in watts: the limit that was set, or its TDP."""
+        return self.tdp_w if self.power_limit_w is None else self.power_limit_w
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s in ``dtype``; a dtype that the device lacks runs at the rate of :meth:`computes_in`."""
@@ -222,6 +229,11 @@ class Cluster:
                 f"{num_nodes}"
             )
         return replace(self, num_nodes=num_nodes)
+
+    def with_power_limit(self, watts: float) -> Cluster:
+        """The same cluster, each of whose devices may draw at most ``watts``; ``hosts`` stay as they are."""
+        parts = tuple(part.with_power_limit(watts) for part in self.parts)
+        return replace(self, device=replace(self.device, power_limit_w=watts), parts=parts)
 
     def split(self, last: int) -> tuple[Cluster, tuple[Cluster, ...]]:
         """Returns the cluster without its ``last`` nodes, and those nodes by kind; ``hosts`` count as the very last."""

@@ -36,7 +36,8 @@ _LANES: Final = re.compile(
 """Lanes of an InfiniBand port: ``4X EDR``, ``2x 4x HDR``, ``NDR 4x``. Rates of generations are those of four lanes."""
 _USUAL_LANES: Final = 4
 _COUNT: Final = re.compile(
-    r"(?<![\w.])(\d{1,3})\s*(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?|adapters?|rails?)\b))"
+    r"(?<![\w.])(\d{1,3})(?!\s*[GT]b)\s*"
+    r"(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?|adapters?|rails?)\b))"
     r"|(?:[a-z]DR\d*|infiniband|ib|roce|efa|ethernet|gbe|gbps|\dG)\s*[x\u00d7]\s*(\d{1,2})\b(?!\s*G)"
     r"|\b(single|dual|quad)\W?rail\b",
     re.IGNORECASE,
@@ -47,12 +48,17 @@ _RAILS: Final = {"single": 1, "dual": 2, "quad": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """A kind of network: the pattern of its name, Gb/s of one card if the name implies them, and its latency."""
+    """A kind of network: the pattern of its name, Gb/s of one card if the name implies them, and its latency.
+
+    If the processor's network stack moves the bytes (``by_processor``), ``gbit`` is what a node reaches, whatever its
+    cards could carry.
+    """
 
     pattern: str
     name: str
     latency_s: float
     gbit: float | None = None
+    by_processor: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +191,12 @@ def _with_intra(node: Cluster, text: str) -> Cluster:
 
 
 def _with_inter(node: Cluster, base: Cluster, networks: Sequence[str]) -> Cluster:
-    """Change the network between nodes to the fastest of the described ``networks``, if there is one."""
+    """Change the network between nodes to the fastest of the described ``networks``, if there is one.
+
+    A text that says that the processor's network stack moves the bytes (``IPoIB``) decides, however fast the cards are.
+    """
+    slow = [part for part in networks if (kind := _fabric(part)) is not None and kind.by_processor]
+    networks = slow or networks
     found = [_apply(node, base, part, _fabric(part), _stated_gbit(part)) for part in networks]
     return max(found, key=lambda made: made.inter_node.bandwidth * made.nics_per_node, default=node)
 
@@ -257,6 +268,9 @@ def _apply(node: Cluster, base: Cluster, part: str, fabric: Fabric | None, rate:
     part, lanes = _without_lanes(part)
     lower, counted = part.lower(), _counted(part)
     link, nics = node.inter_node, node.nics_per_node
+    if fabric is not None and fabric.by_processor and fabric.gbit is not None:
+        link = Link(name=fabric.name, bandwidth=fabric.gbit * _GBIT, latency_s=fabric.latency_s)
+        return replace(node, inter_node=link, nics_per_node=1)
     if fabric is not None and fabric.name.split()[-1].split("-")[0] not in link.name:
         link = replace(link, name=fabric.name, latency_s=fabric.latency_s)
     card = fabric.gbit * lanes / _USUAL_LANES if fabric is not None and fabric.gbit is not None else None

@@ -24,7 +24,8 @@ class Estimates:
     calibrated cluster, ``uncalibrated`` are the seconds before calibration, ``stalled`` those in its slow mode.
     ``bundles`` are those that a user named, and ``bundle`` the number of the one that each time is from, or −1.
     ``unmeasured`` marks operators that were never measured on this device or its architecture: their estimates
-    are likely to err together.
+    are likely to err together. ``slowed`` says how many times as long each work takes because of the power limit of its
+    device; times include it.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -37,6 +38,7 @@ class Estimates:
     bundle: npt.NDArray[np.int16] | None = None
     bundles: tuple[str, ...] = ()
     unmeasured: npt.NDArray[np.bool_] | None = None
+    slowed: npt.NDArray[np.float64] | None = None
 
 
 @runtime_checkable
@@ -44,7 +46,8 @@ class CostModel(Protocol):
     """Estimates the time of works on a cluster, all of a plan in one call.
 
     Called by the simulation with the *distinct* works of a plan. A cost model has no state that a
-    call changes: the same works on the same cluster give the same estimates.
+    call changes: the same works on the same cluster give the same estimates. Times of products are those at full clock,
+    unless their source is ``measured`` or ``carried``: :mod:`traincast.estimate.power` applies the power limit.
     """
 
     def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:

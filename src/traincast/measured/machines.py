@@ -69,9 +69,9 @@ def cluster_of(row: Row, assumed: list[str], *, instead: str = "") -> Cluster:
         assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
     place = in_slices(row, _nodes(device, devices, per_node, network, system, assumed))
     power = words.power.find(row)
-    if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
-        assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
-    return place
+    if power is None or abs(float(power[1]) / device.tdp_w - 1) <= _SAME_POWER:
+        return place
+    return place.with_power_limit(float(power[1]))
 
 
 def in_slices(row: Row, place: Cluster) -> Cluster:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from traincast.cluster import Cluster, Device
@@ -83,12 +83,13 @@ class Frameworks:
 
     generations: tuple[Generation, ...]
     unfused_sdks: dict[str, UnfusedSdk]
-    compiles: tuple[str, ...]
+    compiles: dict[str, str]
     not_compiled: Said
     eager: Said
     says_compiled: Said
-    eager_as: str
     interleaves: tuple[str, ...]
+    async_tensor: dict[str, float]
+    asynchronous: Said
     keeps_gathered: tuple[str, ...]
     shards_itself: tuple[str, ...]
     sharded_as: str
@@ -141,6 +142,8 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     if runtime.name in habits.shards_itself and sharded:
         said.append(f"framework {framework!r} used with sharded parameters: {habits.sharded_as}")
         runtime = load_runtime(habits.sharded_as)
+    if runtime.name in habits.async_tensor and habits.asynchronous(row):
+        runtime = runtime.patched(exchange={"overlap_tensor": habits.async_tensor[runtime.name]})
     return _compiled(row, runtime, said) if runtime.name in habits.compiles else runtime
 
 
@@ -181,14 +184,10 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
 
 
 def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
-    """Return ``runtime`` with compiled blocks, or with operators launched one by one if the row ran eagerly."""
+    """Return ``runtime`` with compiled blocks, or its eager form if the row ran eagerly."""
     habits = vocabulary(Frameworks)
     if habits.not_compiled(row) or habits.eager(row):
-        eager = load_runtime(habits.eager_as)
-        return runtime.patched(
-            kernels={"fusions": eager.kernels.fusions},
-            launches={"operator": eager.launches.operator, "backward": eager.launches.backward},
-        )
+        return replace(load_runtime(habits.compiles[runtime.name]), exchange=runtime.exchange)
     if not text(row, "compile") and not habits.says_compiled(row):
         assumed.append(unstated("compilation", "blocks compiled"))
     return runtime

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from traincast.ask import Conditions, JobSettings
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
+from traincast.estimate.power import mean_slowdown
 from traincast.graph import Operator
 from traincast.report.figures import StepFigures, figures_of_ranks
 from traincast.report.job import JobForecast, job_of_steps
@@ -118,6 +119,8 @@ def make_report(
         verdict=need.verdict,
         fit=need.fit,
         demand=figures.demand,
+        power_limit_w=ran.cluster.device.limit_w,
+        power_slowdown=mean_slowdown(estimates, lowered.plan.works, lowered.plan.work_counts()),
         estimated_by=figures.estimated_by,
         bundles=bundle_uses(lowered.plan, estimates) if bundles is None else bundles,
         ranks=figures.ranks,

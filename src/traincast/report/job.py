@@ -143,5 +143,5 @@ def power_w(cluster: Cluster, busy: float) -> float:
         return sum(power_w(part, busy) for part in cluster.parts) + beside
     host = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
     # A device draws about a third of its rating when it waits.
-    devices = cluster.num_devices * cluster.device.tdp_w * (0.3 + 0.7 * busy)
+    devices = cluster.num_devices * cluster.device.limit_w * (0.3 + 0.7 * busy)
     return devices + host + sum(power_w(other, 1.0) for other in cluster.hosts)

@@ -103,7 +103,8 @@ class Report(Brief):
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
     time of this plan on these devices. ``modes`` are the two ways in which a run may go, on a cluster where some runs
     stall. ``choice`` says how the strategy was chosen, unless it was stated. ``split`` divides the step by what bounds
-    it, and the time of every operator.
+    it, and the time of every operator. Products take ``power_slowdown`` times as long as at full clock, because a
+    device may draw only ``power_limit_w`` watts; the times include it.
 
     It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
     would need a property for every figure to keep both.
@@ -148,6 +149,8 @@ class Report(Brief):
     verdict: str
     fit: MemoryFit
     demand: Demand
+    power_limit_w: float
+    power_slowdown: float
     estimated_by: dict[str, float] = field(hash=False)
     ranks: tuple[RankReport, ...]
     critical_path: tuple[PathEntry, ...]

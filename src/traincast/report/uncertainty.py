@@ -44,7 +44,7 @@ Such steps are ruled by what differs most between machines: hosts, and tensor pa
 def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
     """Return the kind of a step: fine-tuning, a mixture of experts, a language model, a network for images, or another.
 
-    Fine-tuning has weights that are not trained. A language model has causal attention. ``idle_share`` is the share of
+    Fine-tuning has weights that are not trained, a language model has causal attention. ``idle_share`` is the share of
     the step in which devices wait for communication or for the host.
     """
     if graph.num_trainable_parameters < graph.num_parameters:

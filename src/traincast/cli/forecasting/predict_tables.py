@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from traincast.report import Report
 
 _CHART_WIDTH = 64
+_SLOWED = 1.005
+"""From this factor on, the report says that power slows products."""
 
 
 Row: TypeAlias = tuple[str, str, str]
@@ -34,7 +36,7 @@ def show(report: Report, *, memory: bool, explain: bool) -> None:
         out.print(f"chosen: {report.choice}", highlight=False)
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
-    details = [*_sources(report), _split(report), *_demand(report)]
+    details = [*_sources(report), _split(report), *_power(report), *_demand(report)]
     _show_figures([_pace(report), _parts(report), _memory(report), details, _job(report)])
     _show_stages(report)
     _show_waits(report)
@@ -156,6 +158,14 @@ def _sources(report: Report) -> list[Row]:
             ),
         ]
     return rows
+
+
+def _power(report: Report) -> list[Row]:
+    """Return the row that says how much a power limit slows products; none if it hardly does."""
+    if report.power_slowdown < _SLOWED:
+        return []
+    limit = f"{report.power_limit_w:.0f} W"
+    return [("power", limit, f"products take {report.power_slowdown:.2f} times as long as at full clock")]
 
 
 def _demand(report: Report) -> list[Row]:

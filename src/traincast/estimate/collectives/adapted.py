@@ -24,7 +24,6 @@ from traincast.estimate.collectives.prior import (
     CollectiveSetting,
     Points,
     SystemPrior,
-    covariance,
     packed_settings,
     setting_of,
     transport_of,
@@ -72,11 +71,11 @@ class AdaptedEstimate(NamedTuple):
 
 
 class _AdaptedCurve(NamedTuple):
-    """Log seconds over log₂ bytes, and half of the interval's width as a logarithm."""
+    """Log seconds over log₂ bytes, and their standard deviation for one further measurement."""
 
     log2_bytes: Floats
     log_seconds: Floats
-    half_width: Floats
+    deviation: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ class AdaptedSystem:
         """Seconds of ``works`` on ``cluster``; works over other links, of no bytes or of one rank are not known."""
         m = messages(works, cluster)
         asked = baseline_seconds(works, cluster)
-        seconds, half = asked.copy(), np.zeros(len(works))
+        seconds, deviation = asked.copy(), np.zeros(len(works))
         known = np.zeros(len(works), dtype=bool)
         warnings: dict[str, None] = {}
         groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -118,14 +117,16 @@ class AdaptedSystem:
             alone = [replace(works[i], nbytes=float(2.0**x), sharing=1) for i, x in zip(where, inside, strict=True)]
             scale = asked[where] / baseline_seconds(alone, cluster)
             seconds[where] = np.exp(np.interp(inside, curve.log2_bytes, curve.log_seconds)) * scale
-            half[where] = np.interp(inside, curve.log2_bytes, curve.half_width)
+            deviation[where] = np.interp(inside, curve.log2_bytes, curve.deviation)
             known[where] = True
             if setting not in self.points.settings:
                 text = (
                     f"{KINDS[kind]} on {cluster.name}: {len(self.points)} points were measured, none of {ranks} ranks"
                 )
                 warnings[f"{text} like this; the time follows from them and from other systems"] = None
-        return AdaptedEstimate(seconds, seconds * np.exp(-half), seconds * np.exp(half), known, tuple(warnings))
+        below, above = self.prior.spread
+        low, high = seconds * np.exp(-below * deviation), seconds * np.exp(above * deviation)
+        return AdaptedEstimate(seconds, low, high, known, tuple(warnings))
 
     def _curve(self, work: Message, cluster: Cluster, setting: CollectiveSetting, nodes: int) -> _AdaptedCurve:
         """Time over bytes in one setting; computed once."""
@@ -137,42 +138,51 @@ class AdaptedSystem:
             works = [replace(work, nbytes=float(2.0**x), sharing=1) for x in size]
             residual, deviation = self.posterior(at)
             log_seconds = residual + np.log(baseline_seconds(works, cluster))
-            half = self.prior.factor(setting.links, len(self.points)) * deviation
-            self._curves[key] = _AdaptedCurve(size, isotonic(log_seconds, 1.0 / deviation**2), half)
+            self._curves[key] = _AdaptedCurve(size, isotonic(log_seconds, 1.0 / deviation**2), deviation)
         return self._curves[key]
 
     def posterior(self, at: Points) -> tuple[Floats, Floats]:
-        """Expected residual and its standard deviation, for one further measurement."""
+        """Expected residual and its standard deviation, for one further measurement.
+
+        Without own points it is that of the prior. Own points never increase the deviation.
+        """
         prior = self.prior
-        own = sum(part.sigma**2 for part in prior.own)
-        variance = np.full(len(at), own + prior.noise**2)
-        mean = prior.residual(at)
-        if not len(self.points):
-            return mean, np.sqrt(variance)
-        inverse, weights = self._solved
-        between = covariance(prior.own, at, self.points)
-        mean = mean + between @ weights
-        variance -= np.einsum("ij,jk,ik->i", between, inverse, between)
-        return mean, np.sqrt(np.maximum(variance, prior.noise**2))
+        mean, variance = prior.residual(at), prior.variance(at)
+        if len(self.points):
+            inverse, _, weights = self._solved
+            between = prior.covariance(at, self.points)
+            mean = mean + between @ weights
+            variance = variance - np.einsum("ij,jk,ik->i", between, inverse, between)
+        return mean, np.sqrt(np.maximum(variance, 0.0) + prior.scatter**2)
 
     @cached_property
-    def _solved(self) -> tuple[Floats, Floats]:
-        """The inverse of the own points' covariance, with Student weights, and its product with their residuals."""
+    def _covariance(self) -> Floats:
+        """The covariance of the own points, without noise."""
+        return self.prior.covariance(self.points, self.points)
+
+    @cached_property
+    def _solved(self) -> tuple[Floats, Floats, Floats]:
+        """The inverse of the own points' covariance, the same with Student's noise, and the weights of their residuals.
+
+        Intervals follow from the first: a congested point must not widen those of other points.
+        """
         missed = self.residual - self.prior.residual(self.points)
-        own = covariance(self.prior.own, self.points, self.points)
         noise, weight = self.prior.noise**2, np.ones(len(missed))
-        for step in range(REWEIGHTINGS + 1):
-            inverse: Floats = np.linalg.inv(own + np.diag(noise / weight)).astype(np.float64)
-            weights: Floats = inverse @ missed
-            if step < REWEIGHTINGS:
-                left = weights * noise / weight
-                weight = (FREEDOM + 1.0) / (FREEDOM + left**2 / noise)
-        return inverse, weights
+        plain = student = self._inverse(weight)
+        for _ in range(REWEIGHTINGS):
+            left = student @ missed * noise / weight
+            weight = (FREEDOM + 1.0) / (FREEDOM + left**2 / noise)
+            student = self._inverse(weight)
+        return plain, student, student @ missed
+
+    def _inverse(self, weight: Floats) -> Floats:
+        """The inverse of the own points' covariance, where the noise of each point is divided by its weight."""
+        return np.asarray(np.linalg.inv(self._covariance + np.diag(self.prior.noise**2 / weight)), dtype=np.float64)
 
     def leave_one_out(self) -> Floats:
         """log(estimate / measured) of each own point when the others are known."""
-        inverse, weights = self._solved
-        return -weights / np.diag(inverse)
+        _, student, weights = self._solved
+        return -weights / np.diag(student)
 
     def packed(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Arrays and card entry of the own points, from which :func:`adapted_from` makes the same system."""

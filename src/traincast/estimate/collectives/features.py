@@ -251,7 +251,7 @@ def baseline_seconds(works: Sequence[Message], cluster: Cluster) -> Floats:
 def link_floor_seconds(work: Message, cluster: Cluster) -> float:
     """The shortest time that the stated bandwidths allow at all, in seconds.
 
-    A rank receives at least (n − 1)/n of the bytes, and a node (N − 1)/N of them through all of its NICs.
+    A rank receives at least (n − 1)/n of the bytes, and one of N islands (N − 1)/N of them through all of its NICs.
     """
     if isinstance(work, Transfer):
         ranks, nodes, share = 2, 2 if work.crosses_nodes else 1, 1.0
@@ -261,5 +261,7 @@ def link_floor_seconds(work: Message, cluster: Cluster) -> float:
     route = route_of(cluster, ranks=ranks, nodes=nodes)
     if not route.crosses:
         return share * work.nbytes / route.intra_bandwidth if route.intra_bandwidth else 0.0
-    between = 1.0 if isinstance(work, Transfer) else 1.0 - 1.0 / nodes
-    return between * work.nbytes / max(route.nic_bandwidth, 1.0)
+    if isinstance(work, Transfer):
+        return work.nbytes / max(route.nic_bandwidth, 1.0)
+    islands = min(ranks, islands_of(nodes, cluster))
+    return (1.0 - 1.0 / islands) * work.nbytes / max(route.nic_bandwidth * nodes / islands, 1.0)

@@ -1,13 +1,18 @@
 """Collectives of systems that nobody measured: what other systems suggest, corrected by the system's own points.
 
 The unknown is the *residual*, log(seconds / baseline), where the baseline follows from latencies and bandwidths alone.
-It is modelled as two Gaussian processes (Rasmussen and Williams, 2006) with covariances that are sums of parts:
+It is one Gaussian process (Rasmussen and Williams, 2006) in which systems are random effects. Its covariance
+is a sum of parts:
 
 - The *shared* parts say how the residuals of different systems resemble each other: systems with the same transport,
   the same kind of links inside a node or a device of the same era err in the same direction. Their posterior mean,
   given all measured systems, is the estimate for a system without any measurement (:meth:`SystemPrior.residual`).
-- The *own* parts say how a system deviates from this estimate over bytes, ranks and collectives. Given a few points of
-  the system, they correct the estimate (:class:`traincast.estimate.collectives.adapted.AdaptedSystem`).
+- The *own* parts say how far a system deviates from what systems share, over bytes, ranks and collectives. Systems with
+  a switch deviate little, others much. (For the measured systems, this deviation has the parts *among*.)
+
+What measured systems leave open of the shared parts, and the own parts, are the doubt about a new system
+(:meth:`SystemPrior.covariance`): small where many alike were measured, large for a collective or a network that nobody
+measured. Points of the system itself reduce it (:class:`traincast.estimate.collectives.adapted.AdaptedSystem`).
 
 The scales of all parts were chosen by leaving out one system at a time (:mod:`traincast.fitting.collectives.prior`).
 """
@@ -18,6 +23,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,10 +48,13 @@ FEATURES: Final = (
     "pair",
     "route",
     "pattern",
+    "links",
 )
 """What two measurements may share. ``offload`` says whether NICs move the bytes without the processor's help, ``alone``
-whether each node has one rank, ``pair`` whether there are two ranks, ``pattern`` what else ran at the same time."""
+whether each node has one rank, ``pair`` whether there are two ranks, ``pattern`` what else ran at the same time;
+``links`` is ``switch``, ``inside`` (other links in a node) or ``across``."""
 _TRANSPORTS: Final = (
+    (r"\bipoib\b", "tcp"),
     (r"\befa\b", "efa"),
     (r"roce", "roce"),
     (r"slingshot", "slingshot"),
@@ -75,10 +84,8 @@ class CollectiveSetting:
 
     @property
     def links(self) -> str:
-        """The class of links that intervals are kept for: ``switch``, ``inside`` or ``across``."""
-        if self.crosses:
-            return "across"
-        return "switch" if self.texts[FEATURES.index("inside")] == "switch" else "inside"
+        """The class of links: ``switch``, ``inside`` or ``across``."""
+        return self.texts[FEATURES.index("links")]
 
 
 def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> CollectiveSetting:
@@ -98,6 +105,7 @@ def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Col
         "pair": "pair" if ranks == 2 else "many",
         "route": route.key,
         "pattern": condition.pattern,
+        "links": "across" if route.crosses else "switch" if route.inside == "switch" else "inside",
     }
     rate = route.nic_bandwidth if route.crosses else route.intra_bandwidth
     return CollectiveSetting(
@@ -121,7 +129,7 @@ class SystemPart(NamedTuple):
     """One part of a covariance, σ² k(Δ log₂ bytes) exp(−Δ log₂ ranks / r) exp(−Δ log₂ rate / b).
 
     It couples points that agree in all of ``shared``. ``smooth`` parts have k = exp(−x²/2), others Matérn 3/2. A scale
-    of 0 means that the part does not depend on this number.
+    of 0 means that the part does not depend on this number. With ``only``, the part is that of one class of links.
     """
 
     shared: tuple[str, ...]
@@ -130,6 +138,7 @@ class SystemPart(NamedTuple):
     ranks_scale: float = 0.0
     rate_scale: float = 0.0
     smooth: bool = True
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +151,18 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.setting)
+
+    def take(self, where: npt.NDArray[Any]) -> Points:
+        """Some of the points, by position or mask."""
+        return Points(settings=self.settings, setting=self.setting[where], log2_bytes=self.log2_bytes[where])
+
+
+def variance(parts: Sequence[SystemPart], at: Points) -> Floats:
+    """The diagonal of :func:`covariance` of some points with themselves."""
+    of_setting = np.array([
+        sum(part.sigma**2 for part in parts if part.only in ("", setting.links)) for setting in at.settings
+    ])  # fmt: skip
+    return of_setting[at.setting] if len(at) else np.zeros(0)
 
 
 def covariance(parts: Sequence[SystemPart], a: Points, b: Points) -> Floats:
@@ -168,6 +189,8 @@ def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[Colle
         np.array([numbers.setdefault(tuple(s.texts[i] for i in places), len(numbers)) for s in side]) for side in (a, b)
     )
     pairs: Floats = (of_a[:, None] == of_b[None, :]).astype(np.float64)
+    if part.only:
+        pairs *= np.array([s.links == part.only for s in a], dtype=bool)[:, None]
     for scale, name in ((part.ranks_scale, "log2_ranks"), (part.rate_scale, "log2_rate")):
         if scale:
             x, y = (np.array([getattr(s, name) for s in side]) for side in (a, b))
@@ -175,33 +198,67 @@ def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[Colle
     return pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalEnds(NamedTuple):
+    """The ends of an interval below and above the estimate, in standard deviations of the logarithm."""
+
+    below: float
+    above: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SystemPrior:
     """What the measured systems say about one that was not measured.
 
     ``weights`` belong to ``points`` of measured systems, so that the expected residual is a covariance times them.
-    ``noise`` is the relative spread of one point of a system around its curve. ``spread`` has, for each class of links
-    and number of own points, the factor between the standard deviation that the model states and the half width of the
-    interval that held 90 % of the points of systems left out.
+    ``noise`` is the relative spread of an own point around its system's curve, ``scatter`` that of any further
+    measurement. ``anchors`` are some of ``points``, by number: what they leave open is the doubt about a new system.
+    ``anchor_system`` numbers their systems, and ``anchor_variance`` is their noise. ``spread`` are the ends of the
+    interval that held 90 % of the measurements of systems left out. ``systems`` names the systems of ``points``.
     """
 
     shared: tuple[SystemPart, ...]
+    among: tuple[SystemPart, ...]
     own: tuple[SystemPart, ...]
     noise: float
+    scatter: float
     points: Points
     weights: Floats
-    spread: Mapping[str, Mapping[int, float]]
+    anchors: Ints
+    anchor_system: Ints
+    anchor_variance: Floats
+    spread: IntervalEnds
+    systems: tuple[str, ...] = ()
 
     def residual(self, at: Points) -> Floats:
         """The expected log(seconds / baseline) at some points of a system that was not measured."""
         found: Floats = covariance(self.shared, at, self.points) @ self.weights
         return found
 
-    def factor(self, links: str, own_points: int) -> float:
-        """Half of the interval's width over the standard deviation, for a number of own points of the system."""
-        known = self.spread.get(links) or self.spread["all"]
-        counts = sorted(known)
-        return float(np.interp(math.log1p(own_points), [math.log1p(n) for n in counts], [known[n] for n in counts]))
+    @cached_property
+    def _anchored(self) -> tuple[Points, Floats]:
+        """The anchors, and the inverse of the lower Cholesky factor of their covariance."""
+        points = self.points.take(self.anchors)
+        same = self.anchor_system[:, None] == self.anchor_system[None, :]
+        matrix = covariance(self.shared, points, points) + same * covariance(self.among, points, points)
+        matrix[np.diag_indices(len(points))] += self.anchor_variance
+        return points, np.linalg.inv(np.linalg.cholesky(matrix))
+
+    def _known(self, at: Points) -> Floats:
+        """Rows whose products are the covariance of the shared parts that the anchors have settled."""
+        points, root = self._anchored
+        known: Floats = covariance(self.shared, at, points) @ root.T
+        return known
+
+    def covariance(self, a: Points, b: Points) -> Floats:
+        """The covariance of the residuals of a system that was not measured around :meth:`residual`."""
+        settled = self._known(a) @ self._known(b).T
+        return covariance((*self.shared, *self.own), a, b) - settled
+
+    def variance(self, at: Points) -> Floats:
+        """The diagonal of :meth:`covariance` of some points with themselves."""
+        settled = np.sum(self._known(at) ** 2, axis=1)
+        left: Floats = np.maximum(variance(self.shared, at) - settled, 0.0)
+        return left + variance(self.own, at)
 
     def packed(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Arrays and card entry, from which :func:`unpacked` makes the same prior."""
@@ -211,14 +268,20 @@ class SystemPrior:
             "prior_setting": self.points.setting.astype(np.int32),
             "prior_log2_bytes": self.points.log2_bytes.astype(np.float32),
             "prior_weight": self.weights.astype(np.float32),
+            "prior_anchor": self.anchors.astype(np.int32),
+            "prior_anchor_system": self.anchor_system.astype(np.int32),
+            "prior_anchor_variance": self.anchor_variance.astype(np.float32),
         }
         card = {
             "features": list(FEATURES),
             "words": words,
             "shared": [[list(part.shared), *part[1:]] for part in self.shared],
+            "among": [[list(part.shared), *part[1:]] for part in self.among],
             "own": [[list(part.shared), *part[1:]] for part in self.own],
             "noise": self.noise,
-            "spread": {links: {str(n): f for n, f in by.items()} for links, by in self.spread.items()},
+            "scatter": self.scatter,
+            "spread": list(self.spread),
+            "systems": list(self.systems),
         }
         return arrays, card
 
@@ -237,13 +300,22 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
         weights = arrays["prior_weight"].astype(np.float64)
         if not len(points) == len(points.log2_bytes) == len(weights) or (points.setting >= len(settings)).any():
             raise ValueError(f"{len(points)} points have {len(weights)} weights and {len(settings)} settings")
+        anchors, of_system, noise = (arrays[f"prior_anchor{end}"] for end in ("", "_system", "_variance"))
+        if not len(anchors) == len(of_system) == len(noise) or (anchors >= len(points)).any():
+            raise ValueError(f"{len(anchors)} anchors have {len(of_system)} systems and {len(noise)} variances")
         return SystemPrior(
             shared=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["shared"]),
+            among=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["among"]),
             own=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["own"]),
             noise=float(card["noise"]),
+            scatter=float(card["scatter"]),
             points=points,
             weights=weights,
-            spread={links: {int(n): float(f) for n, f in by.items()} for links, by in card["spread"].items()},
+            anchors=anchors.astype(np.int64),
+            anchor_system=of_system.astype(np.int64),
+            anchor_variance=noise.astype(np.float64),
+            spread=IntervalEnds(*map(float, card["spread"])),
+            systems=tuple(map(str, card["systems"])),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"fitted collectives: the prior of unmeasured systems is damaged: {error}") from None

@@ -36,8 +36,11 @@ class MemoryReader:
         self._file = os.open(proc / str(pid) / "statm", os.O_RDONLY)
 
     def read(self) -> float:
-        """Bytes that the process holds; raises ``OSError`` if it has ended."""
-        return float(os.pread(self._file, _ROOM, 0).split()[1]) * _PAGE
+        """Bytes that the process holds; raises ``OSError`` if it has ended, also if nobody has waited for it yet."""
+        pages = float(os.pread(self._file, _ROOM, 0).split()[1])
+        if not pages:
+            raise ProcessLookupError("the process has given up its memory")
+        return pages * _PAGE
 
     def close(self) -> None:
         """Give up the file."""

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
+from traincast.estimate.power import estimated
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture.aten import describe
 from traincast.graph.vocabulary import FREE
@@ -96,7 +97,7 @@ class SecondsOfOperators:
 
     def __call__(self, operator: Operator) -> float:
         """Seconds of one operator."""
-        return float(self._model.estimate([operator], self._cluster).seconds[0]) * self._factor
+        return float(estimated(self._model, [operator], self._cluster).seconds[0]) * self._factor
 
 
 class _Output(NamedTuple):

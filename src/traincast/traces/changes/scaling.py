@@ -23,6 +23,7 @@ from traincast.cluster.hardware import Device
 from traincast.cluster.interconnect import find_node
 from traincast.estimate import CostModel, Estimates
 from traincast.estimate.operators.efficiency import achievable
+from traincast.estimate.power import estimated
 from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.graph.vocabulary import OpKind
@@ -74,7 +75,7 @@ def device_scaling(
         operators = list(groups)
         narrow = [any(NARROW.search(trace.name_of(int(work.event[op]))) for op in groups[o]) for o in operators]
         on = [
-            cost_model.estimate([_on(o, device, narrow=n) for o, n in zip(operators, narrow, strict=True)], node)
+            estimated(cost_model, [_on(o, device, narrow=n) for o, n in zip(operators, narrow, strict=True)], node)
             for device, node in ((source, find_node(source, 1)), (target, find_node(target, 1)))
         ]
         for number, operator in enumerate(operators):
