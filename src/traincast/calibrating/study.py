@@ -216,9 +216,9 @@ def learning_curve(
             order = rng.permutation(len(runs))
             seen = [runs[i] for i in order[:size].tolist()]
             judged = [runs[i] for i in order[size:][:_CURVE_JUDGED].tolist()] if size else list(runs)
-            calibration = _careful(seen, prior)
+            calibration = Calibration()
             if seen:
-                calibration = with_few(calibration, offsets(seen), share_of_few(len(seen)))
+                calibration = with_few(_careful(seen, prior), offsets(seen), share_of_few(len(seen)))
             errors.append([abs(forecast_by(calibration, run) / run.seconds - 1.0) for run in judged])
             if done is not None:
                 done()

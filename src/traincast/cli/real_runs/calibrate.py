@@ -82,9 +82,8 @@ def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
     few = calibration.few
     if few is not None:
         out.print(
-            f"with {calibration.runs} runs, what they have in common counts {few.share:.0%} and fitted parameters "
-            f"{1.0 - few.share:.0%}: steps of other models take {few.offset:.2f} times as long, with "
-            f"{few.doubt:.0%} of the uncalibrated interval"
+            f"runs are few ({calibration.runs}): their shrunk errors count {few.share:.0%}, fitted parameters "
+            f"{1.0 - few.share:.0%}; steps of models that did not run take {few.offset:.2f} times as long"
         )
     else:
         out.print(
