@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.few import helped, role
 from tests.calibrating.conftest import MakeRuns
 from traincast import Calibration, load_cluster
 from traincast.calibrating.few import CLUSTER, ENOUGH, MODEL, NEAR, NOISE, ONLY_FEW, offsets, share_of_few, with_few
@@ -138,3 +139,12 @@ def test_a_cluster_file_keeps_what_few_runs_said(plain_runs: list[MeasuredRun], 
     assert again.few.doubt == pytest.approx(calibration.few.doubt, rel=1e-4)
     assert [s.doubt for s in again.seen] == pytest.approx([s.doubt for s in calibration.seen], rel=1e-4)
     assert forecast_by(again, plain_runs[0]) == pytest.approx(forecast_by(calibration, plain_runs[0]), rel=1e-4)
+
+
+def test_the_benchmark_shows_what_own_runs_gain(make_runs: MakeRuns) -> None:
+    runs = [timed(run, 0.25) for run in make_runs(PLAIN)][:20]
+    error, ratios = helped(runs, draws=3, fits=1)
+    assert error == pytest.approx(1.0 - math.exp(-0.25), rel=1e-6)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] < 0.8 and ratios[-1] < 0.3
+    assert (role("llm-foundry"), role("internevo"), role("nobody")) == ("guide", "judge", "judge")
