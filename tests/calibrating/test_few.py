@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.few import helped, role
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.few import helped, role
 from tests.calibrating.conftest import MakeRuns
 from traincast import Calibration, load_cluster
 from traincast.calibrating.few import CLUSTER, ENOUGH, MODEL, NEAR, NOISE, ONLY_FEW, offsets, share_of_few, with_few
