@@ -38,11 +38,11 @@ from traincast.forecast import forecast
 from traincast.measured import dp_steps, steps
 from traincast.measured.calibrations import without_calibration
 from traincast.measured.run import Measured
-from traincast.measured.table import completed
+from traincast.measured.table import completed, rows_of
 from traincast.measured.tuning import rows as finetune
 from traincast.report.uncertainty import FACTORS, StepKind, spread, step_kind
 from traincast.simulate import interval
-from traincast.tables import Row, RowError, read_rows, text
+from traincast.tables import Row, RowError, text
 
 Kind: TypeAlias = Literal["steps", "dp-steps", "finetune"]
 Role: TypeAlias = Literal["guide", "judge", "new"]
@@ -71,6 +71,13 @@ TAIL: Final = 0.05
 """Share of runs to leave out at each end of an interval."""
 LARGE: Final = 64
 """Devices above which a run is large."""
+SPREAD: Final[dict[StepKind, float]] = {"images": 0.2, "other": 0.2}
+"""Standard deviation, as a logarithm, of the median errors of sources at their first look, for data-parallel steps.
+
+Medians of sources that Traincast was developed with differ less. Each end of an interval also covers that of a new one.
+"""
+_REACH: Final = 1.645
+"""Standard deviations within which 90 % of a normal distribution are."""
 _WHOLE: Final = 8
 """Runs from which a source has its whole weight."""
 
@@ -185,7 +192,7 @@ def judged(run: Measured, *, kind: Kind, name: str, index: int, source: str) -> 
 
 def _rows(path: Path, kind: Kind) -> Iterator[tuple[int, Row, str]]:
     """Yield the rows of a table that have run: number, row and source."""
-    rows = read_rows(path, needs=_READERS[kind].needs)
+    rows = rows_of(path, needs=_READERS[kind].needs)
     for index, row in enumerate(completed(rows) if kind == "steps" else rows):
         if kind != "steps" or steps.has_run(row):
             yield index, row, text(row, "source") or text(row, "where").partition(":")[0] or _UNNAMED
@@ -231,8 +238,14 @@ def fitted(rows: Sequence[Judged]) -> dict[StepKind, tuple[float, float]]:
             weight = weights(own)
             low = _quantile([row.error / row.unit(upper=False) for row in own], weight, TAIL)
             high = _quantile([row.error / row.unit(upper=True) for row in own], weight, 1.0 - TAIL)
-            made[kind] = max(0.1, -low), max(0.1, high)
+            made[kind] = _covering(own, max(0.1, -low), upper=False), _covering(own, max(0.1, high), upper=True)
     return made
+
+
+def _covering(rows: Sequence[Judged], factor: float, *, upper: bool) -> float:
+    """Return ``factor`` made large enough for the median of a new source: the root of the sum of squares of both."""
+    unit = float(np.median([row.unit(upper=upper) for row in rows]))
+    return math.hypot(factor, _REACH * SPREAD.get(rows[0].step, 0.0) / unit)
 
 
 GROUPS: Final[dict[str, Callable[[Judged], str]]] = {

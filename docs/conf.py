@@ -81,7 +81,7 @@ NAVIGATION: Final = {
     ],
     "What a job draws": ["resources", "monitor", "inspector"],
     "Job queues": ["scheduling", "traces"],
-    "How accurate it is": ["accuracy", "unseen", "accuracy-tables", "operators", "your-runs"],
+    "How accurate it is": ["accuracy", "unseen", "evidence", "accuracy-tables", "peers", "operators", "your-runs"],
     "Look up": ["reference", "api/index", "design", "project/contributing", "project/changelog"],
 }
 """The sections of the side bar and their pages."""

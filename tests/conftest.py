@@ -96,14 +96,16 @@ def request_of(
     runtime: str | Runtime = "pytorch",
     precision: str = "bf16",
     optimizer: bool = True,
+    between_steps: bool = True,
 ) -> Request:
-    """A request on exactly as many devices as ``strategy`` asks for."""
+    """A request on exactly as many devices as ``strategy`` asks for; hosts may have no work between steps."""
     chosen = parse_strategy(strategy, global_batch=global_batch) if isinstance(strategy, str) else strategy
+    used = load_runtime(runtime) if isinstance(runtime, str) else runtime
     return Request(
         graph=graph_of(model),
         cluster=devices(chosen.num_ranks),
         strategy=chosen,
-        runtime=load_runtime(runtime) if isinstance(runtime, str) else runtime,
+        runtime=used if between_steps else used.patched(launches={"step": 0.0, "parameter": 0.0}),
         precision=load_precision(precision),
         global_batch=global_batch,
         optimizer=optimizer,

@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"strategy", "estimate"},
     {"ask"},
     {"resolve"},
-    {"simulate"},
+    {"simulate", "evidence"},
     {"report", "export"},
     {"forecast"},
     {"traces", "measured", "resources"},

@@ -26,6 +26,7 @@ from typing import (
     Any,
     Final,
     Generic,
+    Literal,
     NotRequired,
     ParamSpec,
     Self,
@@ -333,6 +334,10 @@ class Training(JsonRecord):
         str | Runtime | None,
         Option("Training framework: a name (see `traincast runtimes`) or a .toml file.", "NAME"),
     ] = None
+    layout: Annotated[
+        Literal["channels_first", "channels_last"] | None,
+        Option("How images lie in memory, for convolutions in 16 bits. If omitted, the framework's default."),
+    ] = None
     lora: Annotated[
         str | None,
         Option(
@@ -352,11 +357,22 @@ class Training(JsonRecord):
     optimizer: Annotated[
         bool | str,
         Option(
-            "Optimizer instead of the model's own: adamw, adam, lamb, sgd, sgd-plain, adamw8bit, paged-adamw or "
-            "paged-adamw8bit.",
+            "Optimizer instead of the model's own: adamw, adam, lamb, sgd, sgd-plain, adamw8bit, paged-adamw, "
+            "paged-adamw8bit, lion, adafactor, muon or soap.",
             "NAME",
         ),
     ] = True
+    optimizer_in_backward: Annotated[
+        bool, Option("Update each weight, and free its gradient, as soon as backward has made the gradient.")
+    ] = False
+    loss: Annotated[
+        str | None,
+        Option(
+            "How a language model's loss is computed instead of the framework's own way: plain, fused (one kernel), "
+            "chunked (logits converted in pieces) or linear (projection and loss in pieces).",
+            "NAME",
+        ),
+    ] = None
     tokens: Annotated[Count | None, Option("Length of the job in tokens, such as 1e12.", "N")] = None
     samples: Annotated[Count | None, Option("Length of the job in samples.", "N")] = None
     steps: Annotated[Count | None, Option("Length of the job in steps.", "N")] = None

@@ -19,6 +19,7 @@ from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
 from traincast.estimate.power import estimated
+from traincast.evidence import evidence_of
 from traincast.graph import Operator, Phase
 from traincast.report import JobForecast, Report, make_report
 from traincast.report.assemble import step_figures
@@ -163,8 +164,8 @@ def forecast(
     """Lower, estimate and simulate ``request``, and return its forecast; both grains give the same times.
 
     Under ``conditions``, or if nodes differ, every rank is simulated separately. ``in_detail`` adds memory over time
-    to the report and, for a strategy that does not fit, a change that makes it fit. ``num_steps`` adds the job.
-    The report says how the strategy was chosen (``choice``), and what was ``assumed``.
+    and the nearest measured runs to the report and, for a strategy that does not fit, a change that makes it fit.
+    ``num_steps`` adds the job. The report says how the strategy was chosen (``choice``), and what was ``assumed``.
     """
     model = _model_for(request, cost_model)
     if isinstance(model, MeasuredCostModel):
@@ -199,6 +200,7 @@ def forecast(
         job=job,
         said=(*advice, *assumed),
         choice=_unsearched(choice, made.request, figures, model) if choice else None,
+        evidence=evidence_of(request) if in_detail else None,
     )
     return Forecast(
         report=report,

@@ -29,7 +29,9 @@ from traincast.strategy import (
 )
 from traincast.strategy.choose import Choice, assumed_runtime, choose, usual_precision, usual_runtime
 from traincast.strategy.prepare import for_workers
+from traincast.strategy.program.losses import with_loss
 from traincast.strategy.releases import settled
+from traincast.strategy.runtime import LAYOUTS
 from traincast.strategy.schedules import check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
 
@@ -53,7 +55,8 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     fits. ``allow_code`` says whether the ask may name a model or a schedule that is Python code.
     """
     _check(ask)
-    tuned = _tuning(ask)
+    named = _runtime(ask)
+    tuned = _tuning(ask, named)
     cluster = load_cluster(ask.cluster, hosts=True) if isinstance(ask.cluster, str) else ask.cluster
     if ask.power_limit is not None:
         cluster = cluster.with_power_limit(ask.power_limit)
@@ -61,8 +64,7 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
     if isinstance(ask.optimizer, str):
         graph = graph.with_optimizer(ask.optimizer)
     precision = load_precision(usual_precision(graph, cluster) if ask.precision is None else ask.precision)
-    named = usual_runtime(graph, cluster) if ask.runtime is None else ask.runtime
-    runtime = named if isinstance(named, Runtime) else load_runtime(named)
+    runtime = _with_options(named or load_runtime(usual_runtime(graph, cluster)), ask)
     request = Request(
         graph=graph,
         cluster=cluster,
@@ -81,6 +83,20 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
             request = replace(request, strategy=replace(choice.strategy, shard_rules=ask.shard_rules))
     assumed = (*assumed_runtime(ask.runtime, request), *assumed_nodes(cluster))
     return Resolved(request=request, assumed=assumed, choice=choice)
+
+
+def _runtime(ask: Training) -> Runtime | None:
+    """The runtime that an ask names, or ``None``."""
+    return load_runtime(ask.runtime) if isinstance(ask.runtime, str) else ask.runtime
+
+
+def _with_options(runtime: Runtime, ask: Training) -> Runtime:
+    """``runtime`` with the layout, the loss and the updates that an ask names."""
+    if ask.layout is not None:
+        runtime = runtime.patched(kernels={"layout": ask.layout})
+    if ask.loss is not None:
+        runtime = with_loss(runtime, ask.loss)
+    return runtime.patched(memory={"updates_in_backward": True}) if ask.optimizer_in_backward else runtime
 
 
 def stated_strategy(ask: Ask) -> Strategy:
@@ -125,16 +141,22 @@ def _check(ask: Training) -> None:
     if ask.power_limit is not None and not 1.0 <= ask.power_limit <= MAX_WATTS:
         raise RequestError(f"power limit {ask.power_limit:g} W: expected a number from 1 to {MAX_WATTS:g}")
     expect("seq", ask.seq, (int, type(None)), "a whole number of tokens")
+    if ask.layout is not None and ask.layout not in LAYOUTS:
+        raise RequestError(f"layout {str(ask.layout)[:40]!r}: expected {' or '.join(LAYOUTS)}")
     expect("optimizer", ask.optimizer, (bool, str), "True, False or a name such as adamw")
 
 
-def _tuning(ask: Training) -> Callable[[OperatorGraph], OperatorGraph]:
-    """Return what makes a graph that of the fine-tuning of ``ask``; refuse words that describe none."""
+def _tuning(ask: Training, runtime: Runtime | None) -> Callable[[OperatorGraph], OperatorGraph]:
+    """Return what makes a graph that of the fine-tuning of ``ask``; refuse words that describe none.
+
+    Adapters whose dtype is not stated have that of ``runtime``, if the ask names one.
+    """
     if ask.lora is None and not ask.freeze and ask.quantize is None:
         return lambda graph: graph
     from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 
-    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize)
+    stored = runtime.defaults.adapter_dtype if runtime else "fp32"
+    tuning = parse_fine_tuning(ask.lora, ask.freeze, ask.quantize, dtype=stored)
     return lambda graph: fine_tuned(graph, tuning)
 
 

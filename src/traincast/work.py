@@ -56,8 +56,9 @@ class Launch:
 
     ``kernels`` are launches of operators, ``blocks`` the bookkeeping of a layer or a pass, ``collectives`` and
     ``sends`` the host's part in communication. They are separate because a host may be fast at one and slow at
-    another. ``waits`` is the time in which the hosts of a collective's ranks wait for one another; it counts only if
-    the hosts are ``crowded``.
+    another. ``prepared`` is what a library prepares before its kernels start. It belongs to ``kernels`` but is less
+    certain: releases of libraries differ in it as much as hosts do. ``waits`` is the time in which the hosts of a
+    collective's ranks wait for one another; it counts only if the hosts are ``crowded``.
     """
 
     kernels: float = 0.0
@@ -66,6 +67,7 @@ class Launch:
     sends: float = 0.0
     waits: float = 0.0
     crowded: bool = False
+    prepared: float = 0.0
 
     def __add__(self, other: Launch) -> Launch:
         return Launch(
@@ -75,12 +77,14 @@ class Launch:
             sends=self.sends + other.sends,
             waits=self.waits + other.waits,
             crowded=self.crowded or other.crowded,
+            prepared=self.prepared + other.prepared,
         )
 
     @property
     def launches(self) -> float:
         """All parts added up; ``waits`` only if ``crowded``."""
-        return self.kernels + self.blocks + self.collectives + self.sends + (self.waits if self.crowded else 0.0)
+        waits = self.waits if self.crowded else 0.0
+        return self.kernels + self.prepared + self.blocks + self.collectives + self.sends + waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,15 @@ def test_more_runs_never_widen_the_interval(
     assert all(new <= old + 1e-12 for old, new in pairwise(doubts))
 
 
+def test_what_few_runs_leave_open_is_a_cause_of_doubt(plain_runs: list[MeasuredRun]) -> None:
+    calibration = with_few(Calibration(low=0.9, high=1.2), offsets(plain_runs[:5]), 0.5)
+    found = expect(calibration, plain_runs[0].look, usual_s=1.0, stalled_s=1.0, runtime="pytorch", uncalibrated=ENDS)
+    assert sum(found.doubt.values()) == pytest.approx(1.0)
+    kept = calibration.doubt_of(plain_runs[0].look.model, plain_runs[0].look.precision)
+    added, own = 0.5 * kept * math.log(ENDS[1] / ENDS[0]), 0.5 * math.log(1.2 / 0.9)
+    assert found.doubt["between_sources"] == pytest.approx(added / (added + own))
+
+
 def test_offsets_hand_over_to_parameters_smoothly() -> None:
     shares = [share_of_few(n) for n in range(81)]
     assert shares[: ONLY_FEW + 1] == [1.0] * (ONLY_FEW + 1)

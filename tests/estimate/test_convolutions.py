@@ -82,6 +82,43 @@ def test_sequences_in_16_bits_are_converted_to_another_layout() -> None:
     assert convolution_law(over_time(11), graphics=True).converted_bytes == 0.0
 
 
+def image(dtype: DType, *, dims: int = 2, **attributes: str) -> Operator:
+    x = TensorSpec((64, 128, *(28,) * dims), dtype)
+    return Operator(
+        name="convolution",
+        kind=OpKind.CONV,
+        phase=Phase.FORWARD,
+        inputs=(x, TensorSpec((128, 128, *(3,) * dims), dtype)),
+        outputs=(x,),
+        attributes={"groups": 1, "stride": 1, **attributes},
+    )
+
+
+def test_images_with_channels_first_are_read_and_written_once_more_in_16_bits() -> None:
+    op = image(DType.FP16, layout="channels_first")
+    assert convolution_law(op, graphics=True).converted_bytes == 2.0 * op.nbytes
+    assert convolution_law(image(DType.FP16), graphics=True).converted_bytes == 0.0
+    assert convolution_law(image(DType.FP32, layout="channels_first"), graphics=True).converted_bytes == 0.0
+    assert convolution_law(image(DType.FP16, dims=3, layout="channels_first"), graphics=True).converted_bytes == 0.0
+    more = seconds(op, A100) - seconds(image(DType.FP16), A100)
+    assert more > 2.0 * op.nbytes / A100.device.memory_bandwidth
+
+
+def test_gradients_lose_less_where_matrix_units_are_easy_to_feed() -> None:
+    x, w = TensorSpec((64, 128, 28, 28), DType.FP16), TensorSpec((128, 128, 3, 3), DType.FP16)
+    gradient = Operator(
+        name="convolution_backward",
+        kind=OpKind.CONV,
+        phase=Phase.BACKWARD,
+        inputs=(x, x, w),
+        outputs=(x, w),
+        attributes={"groups": 1, "stride": 1},
+    )
+    whole = [product[0] for product in convolution_law(gradient, graphics=True).products]
+    half = [product[0] for product in convolution_law(gradient, graphics=True, loss_share=0.5).products]
+    assert half == pytest.approx([0.5 + share / 2 for share in whole])
+
+
 def test_what_is_not_a_gpu_has_no_kernels_of_its_own_for_wide_windows() -> None:
     op = depthwise(75, DType.BF16)
     assert seconds(op, GAUDI) < 0.2 * op.flops / (WINDOW_FLOP_SHARE * GAUDI.device.peak("fp32"))

@@ -9,7 +9,13 @@ import pytest
 from traincast import load_device
 from traincast.cluster import device_names
 from traincast.cluster.architecture import architecture_names, load_architecture
-from traincast.estimate.operators.efficiency import INTERVALS, MEMORY_SHARE, Achievable, achievable
+from traincast.estimate.operators.efficiency import (
+    INTERVALS,
+    MEMORY_SHARE,
+    Achievable,
+    achievable,
+    resembles_measured,
+)
 from traincast.graph import OpKind
 
 H100 = load_device("h100-sxm5-80gb")
@@ -46,6 +52,26 @@ def test_an_unknown_architecture_falls_back_to_defaults_that_are_not_measured() 
 
 def test_a_card_short_of_power_differs_from_its_architecture() -> None:
     assert achievable(load_device("t4")).gemm_fraction("fp32") < reach_of("turing").gemm_fraction("fp32")
+
+
+def test_matrix_units_that_compute_less_per_cycle_reach_more_of_their_peak() -> None:
+    ampere = load_architecture("ampere").reaches
+    card = achievable(load_device("rtx-3090"))  # a quarter of what an SM of A100 computes per cycle
+    assert card.loss_share == pytest.approx(0.25, rel=0.01)
+    assert card.gemm_fraction("bf16") == pytest.approx(1.0 - (1.0 - ampere["gemm"]) * card.loss_share)
+    assert card.conv_fraction("tf32") == pytest.approx(1.0 - (1.0 - ampere["conv_tf32"]) * card.loss_share)
+    assert card.gemm_fraction("fp32") == ampere["gemm_fp32"]  # no matrix units
+    for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "l40s", "v100-sxm2-16gb"):
+        device = load_device(name)
+        assert achievable(device).gemm_fraction("fp16") == load_architecture(device.architecture).reaches["gemm"]
+
+
+def test_operators_of_servers_say_nothing_about_slower_matrix_units() -> None:
+    assert not resembles_measured(load_device("rtx-3090"), "bf16")
+    assert not resembles_measured(load_device("rtx-2080-ti"), "fp16")
+    assert resembles_measured(load_device("rtx-3090"), "fp32")
+    for name in ("a100-sxm4-80gb", "v100-sxm2-16gb", "rtx-a6000", "l4", "p100-pcie-16gb", "mi250"):
+        assert resembles_measured(load_device(name), "fp16")
 
 
 @pytest.mark.parametrize("name", device_names())

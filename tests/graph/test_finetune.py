@@ -270,8 +270,27 @@ def test_adapters_run_what_a_module_with_adapters_runs(names: tuple[str, ...]) -
     for block in module.blocks:
         for name in names:
             setattr(block, name, Lora(getattr(block, name), 4))
-    found = amounts(tuned(captured(Own()), f"rank=4,targets={'+'.join(names)}"))
+    found = amounts(tuned(captured(Own()), f"rank=4,dtype=model,targets={'+'.join(names)}"))
     assert found == amounts(captured(module))
+
+
+def test_adapters_in_fp32_convert_what_peft_converts() -> None:
+    """PEFT 0.21 under autocast, counted on three layers that share an input: four conversions per pass and adapter.
+
+    Forward converts the input to fp32 and back, and both matrices. Backward converts the gradients of both matrices,
+    and the gradient of the input to fp32 and back, unless nothing below is trained.
+    """
+    plain, wide, fused = (
+        amounts(tuned(captured(Own()), f"rank=4,targets=fc1+gate+fc2,{how}"))
+        for how in ("dtype=model", "dtype=fp32", "dtype=fp32,compute=fused")
+    )
+    layers = 2
+    assert wide["forward copy"] - plain.get("forward copy", 0) == 4 * 3 * layers
+    assert wide["backward copy"] - plain["backward copy"] == 4 * 3 * layers - 2 * 2  # fc1 and gate of the first layer
+    assert {k: v for k, v in fused.items() if "copy" in k} == {k: v for k, v in plain.items() if "copy" in k}
+    assert wide["forward"] == plain["forward"]
+    shared = 4 * 16 * 32  # fc1 and gate keep an input each, in place of the one that both share
+    assert wide["saved"] - plain["saved"] == layers * shared
 
 
 def test_frozen_modules_get_no_adapters() -> None:

@@ -175,11 +175,14 @@ def test_stages_of_a_pipeline_hold_their_own_adapters() -> None:
 
 
 def test_the_dequantised_weight_exists_while_its_product_runs() -> None:
-    """Forward peaks at the product with the widest result, whose weight has 4 · hidden² elements of two bytes."""
+    """Forward peaks at the product with the widest result, whose weight has 4 · hidden² elements of two bytes.
+
+    The residual, of hidden elements per token, waits for the end of the branch.
+    """
     plain, packed = (lower(tuned("dp=1", quantize=q, global_batch=1)).prepared for q in (None, 4))
     layer = next(n for n, p in enumerate(plain.programs) if p.scope == "layers.1")
     before, after = (prepared.programs[layer].footprint for prepared in (plain, packed))
-    assert after.forward == 2 * 4 * HIDDEN**2 + 2 * 128 * 4 * HIDDEN
+    assert after.forward == 2 * 4 * HIDDEN**2 + 2 * 128 * 4 * HIDDEN + 2 * 128 * HIDDEN
     assert before.backward < after.backward <= before.backward + 2 * 4 * HIDDEN**2
     assert after.kept == before.kept
 
@@ -202,14 +205,14 @@ def test_pure_half_precision_takes_eight_bytes_per_parameter() -> None:
 
 def test_products_of_adapters_in_fp32_keep_their_own_inputs() -> None:
     """Each of q and v converts and keeps its input, instead of sharing the one in half precision."""
-    half, wide = (memory(tuned("dp=1", f"rank=8,targets=q+v,compute={how}")) for how in ("model", "fp32"))
+    half, wide = (memory(tuned("dp=1", f"rank=8,targets=q+v,{how}")) for how in ("dtype=model", "compute=fp32"))
     tokens = 16 * 128
     more = LAYERS * tokens * (2 * 4 * HIDDEN - 2 * HIDDEN + 2 * RANK * (4 - 2))
     assert wide.parts["kept for backward"] - half.parts["kept for backward"] == more
 
 
 def test_dropout_of_adapters_keeps_a_mask_and_the_dropped_input() -> None:
-    none, some = (memory(tuned("dp=1", f"rank=8,targets=q+v{p}")) for p in ("", ",dropout=0.1"))
+    none, some = (memory(tuned("dp=1", f"rank=8,dtype=model,targets=q+v{p}")) for p in ("", ",dropout=0.1"))
     elements = 16 * 128 * HIDDEN
     more = LAYERS * elements * (2 * (2 + 1) - 2) - 2 * elements  # no gradient passes the dropouts of the first layer
     assert some.parts["kept for backward"] - none.parts["kept for backward"] == more
@@ -233,3 +236,22 @@ def test_a_loss_in_pieces_keeps_no_logits(chunks: int) -> None:
     whole_loss, loss = (found.prepared.programs[-2].footprint for found in (whole, pieces))
     assert (whole_loss.saved, loss.saved) == (logits, 0.0)
     assert loss.forward == whole_loss.forward / chunks
+
+
+def test_trained_modules_beside_adapters_keep_their_frozen_originals() -> None:
+    """PEFT's modules_to_save: a trained copy of 16 bytes per parameter in fp32 beside the original of two."""
+    alone, beside = memory(tuned()), memory(tuned("dp=1", f"rank={RANK},targets=all,train=embedding"))
+    graph = graph_of(GPT)
+    copied = sum(
+        op.parameters[0].numel for op, _ in graph if op.phase is Phase.OPTIMIZER and op.scope.startswith("embedding")
+    )
+    assert beside.states - alone.states == 16 * copied
+    assert beside.parts["frozen weights"] == alone.parts["frozen weights"]
+
+
+def test_a_step_in_fp32_runs_no_conversions_of_adapters() -> None:
+    wide, narrow = (
+        list(lower(tuned("dp=1", f"rank=8,targets=q+v,dtype={dtype}", precision="fp32")).plan.works)
+        for dtype in ("fp32", "model")
+    )
+    assert set(wide) == set(narrow)

@@ -137,11 +137,11 @@ def test_hosts_that_wait_never_make_a_step_shorter() -> None:
 
 
 def test_launches_add_up_by_kind() -> None:
-    one = Launch(kernels=1.0, blocks=2.0, collectives=3.0, sends=4.0, waits=5.0)
+    one = Launch(kernels=1.0, blocks=2.0, collectives=3.0, sends=4.0, waits=5.0, prepared=6.0)
     two = Launch(kernels=10.0, waits=50.0, crowded=True)
     both = one + two
-    assert both == Launch(kernels=11.0, blocks=2.0, collectives=3.0, sends=4.0, waits=55.0, crowded=True)
-    assert (one.launches, two.launches, both.launches) == (10.0, 60.0, 75.0)
+    assert both == Launch(kernels=11.0, blocks=2.0, collectives=3.0, sends=4.0, waits=55.0, crowded=True, prepared=6.0)
+    assert (one.launches, two.launches, both.launches) == (16.0, 60.0, 81.0)
     assert one + Launch() == one
 
 

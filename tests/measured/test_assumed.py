@@ -210,6 +210,7 @@ DP: Row = {
     "n_gpus": 16,
     "gpus_per_node": 16,
     "precision": "amp_fp16",
+    "layout": "NHWC",
     "batch_per_gpu": 32,
     "grad_accum": 1,
     "input_resolution": "224x224",
@@ -237,6 +238,7 @@ DP: Row = {
         ({"flag": "inconsistent_batch"}, "the table flags this row: inconsistent_batch"),
         ({"global_batch": 500}, "global_batch contradicts batch_per_gpu: 512 instead of 500"),
         ({"optimizer": None}, "optimizer not stated: sgd"),
+        ({"layout": None}, "layout of images not stated: channels first, as by default"),
     ],
 )
 def test_data_parallel_rows_say_what_they_leave_open(changes: Row, said: str) -> None:

@@ -22,7 +22,7 @@ from traincast.measured.recipes import Recipes
 from traincast.measured.spellings import Spellings
 from traincast.measured.tuning.lengths import Lengths
 from traincast.measured.tuning.rows import Offloads, Optimizers, Programs
-from traincast.measured.tuning.words import Adapters, Methods, Storage
+from traincast.measured.tuning.words import Adapters, Methods, Quantized
 
 OURS = """\
 source,gpu,n_gpus,model,seq,precision,recompute,dp,micro_batch,global_batch,step_time_s,gpus_per_node,framework
@@ -123,7 +123,7 @@ TOPICS = (
     Programs,
     Recipes,
     Spellings,
-    Storage,
+    Quantized,
     Strategies,
     Units,
 )

@@ -6,7 +6,8 @@ import pytest
 
 from tests.measured.asking import dp_request
 from traincast.graph import OpKind
-from traincast.measured.dp_steps import read_row, read_run
+from traincast.measured.dialect import shipped_dialect
+from traincast.measured.dp_steps import group_of, read_row, read_run
 from traincast.tables import Row, RowError
 
 ROW: Row = {
@@ -54,6 +55,43 @@ def test_a_container_tells_which_pytorch_it_was() -> None:
     assert dp_request({**ROW, "container": "20.06"}).runtime.name == "pytorch-1"
     assert dp_request({**ROW, "framework": "TensorFlow2"}).runtime.name == "tensorflow"
     assert dp_request({**ROW, "framework": "TensorFlow2", "xla": "yes"}).runtime.name == "tensorflow-xla"
+
+
+def test_errors_are_grouped_by_source_then_by_repository_then_by_family() -> None:
+    where = "acme/models:vision/README.md"
+    assert group_of({"source": "acme-table", "where": where, "family": "cnn"}) == "acme-table"
+    assert group_of({"where": where, "family": "cnn"}) == "acme/models"
+    assert group_of({"family": "cnn"}) == "cnn"
+    assert group_of({}) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({}, "channels_first"),
+        ({"layout": "NHWC"}, "channels_last"),
+        ({"notes": "memory format channels_last"}, "channels_last"),
+        ({"notes": "no channels_last"}, "channels_first"),
+        ({"framework": "TensorFlow2"}, "channels_last"),
+        ({"framework": "TensorFlow2", "layout": "NCHW"}, "channels_first"),
+    ],
+)
+def test_a_row_tells_how_its_images_lie_in_memory(changes: Row, layout: str) -> None:
+    assert dp_request({**ROW, **changes}).runtime.kernels.layout == layout
+
+
+def test_scripts_of_a_published_table_tell_the_layout_of_their_mixed_precision() -> None:
+    file = "PyTorch/Classification/ConvNets/resnet50v1.5/README.md"
+    known = shipped_dialect().translated({**ROW, "file": file})
+    assert dp_request(known).runtime.kernels.layout == "channels_last"
+    assert "layout" not in shipped_dialect().translated({**ROW, "file": file, "precision": "fp32"})
+
+
+def test_a_row_may_launch_recorded_graphs() -> None:
+    launches = dp_request({**ROW, "notes": "CUDA graphs"}).runtime.launches
+    assert launches.cuda_graphs
+    assert launches.step == 0.0
+    assert not dp_request({**ROW, "notes": "without CUDA graphs"}).runtime.launches.cuda_graphs
 
 
 def test_long_sequences_of_binned_pre_training_are_shorter_than_stated() -> None:

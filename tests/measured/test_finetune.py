@@ -160,12 +160,13 @@ def test_time_depends_on_the_mean_length_and_memory_on_the_longest() -> None:
     ("changes", "kind", "nbytes"),
     [
         ({}, "allocated", GIB),
+        ({"mem_kind": "unknown"}, "", GIB),
         ({"mem_kind": "nvidia-smi avg over GPUs", "mem_unit": "GB (1e9)"}, "nvidia-smi", 1e9),
         ({"mem_kind": "max_memory_reserved", "mem_unit": "MiB"}, "reserved", GIB / 1024),
     ],
 )
 def test_memory_is_of_the_kind_that_the_row_states(changes: dict[str, Any], kind: str, nbytes: float) -> None:
-    found = memory_of(ROW | changes, [])
+    found = memory_of(ROW | changes)
     assert found is not None
     assert (found.kind, found.nbytes) == (kind, nbytes)
 
@@ -248,10 +249,11 @@ def test_a_row_may_keep_activations_on_the_host() -> None:
         read(offload="to tape")
 
 
-def test_litgpt_drops_inputs_of_adapters_and_keeps_their_copies_and_masks() -> None:
-    plain, litgpt = (read(framework=name).run.request for name in ("HF Trainer", "litgpt"))
-    kept = {r.runtime.name: [op.name for op in r.graph.operators].count("native_dropout") for r in (plain, litgpt)}
-    assert kept == {"hf-trainer": 0, "litgpt": 2 * len([b for b in litgpt.graph.blocks if b.repeated])}
+def test_litgpt_and_trainers_drop_inputs_of_adapters_and_keep_their_copies_and_masks() -> None:
+    plain, trainer, litgpt = (read(framework=name).run.request for name in ("torchtune", "HF Trainer", "litgpt"))
+    kept = [[op.name for op in r.graph.operators].count("native_dropout") for r in (plain, trainer, litgpt)]
+    adapters = 2 * len([b for b in litgpt.graph.blocks if b.repeated])
+    assert kept == [0, adapters, adapters]
     masks = [t for op in litgpt.graph.operators if op.name == "native_dropout" for t in op.saved]
     assert {t.dtype.nbytes for t in masks} == {1}
     assert {t.shape[-1] for t in masks} == {256}

@@ -28,7 +28,7 @@ def test_it_draws_without_errors_and_without_the_network(shown: Opened, written:
     assert made.page.title().endswith("Traincast forecast")
     assert made.texts("h2") == [
         *("Warnings",) * bool(written[1]["report"]["warnings"]), "How sure the step time is", "Where the step goes",
-        "What bounds the step", "Who waits for whom", "What each device does when",
+        "What bounds the step", "What was measured nearby", "Who waits for whom", "What each device does when",
         "What the step draws from its machines", "What decides the step time", "Memory", "Memory over time",
         "Where the numbers come from", "The whole job",
     ]  # fmt: skip
@@ -80,6 +80,27 @@ def test_the_slow_rank_and_those_that_wait_for_it_are_named(shown: Opened, writt
     tip = made.tip_at(".columns .pane", part=(0.4, 0.5))  # the second of four columns
     assert tip.startswith("Rank 1")
     assert "2 times" in tip
+
+
+def test_neighbours_are_points_and_rows_and_what_nobody_measured_is_listed(
+    shown: Opened, written: tuple[Path, Any]
+) -> None:
+    report = written[1]["report"]
+    card = "section:has(h2:text('What was measured nearby'))"
+    assert shown.count(".strip circle.dot") == shown.count(f"{card} tbody tr") == len(report["evidence"]) == 5
+    assert shown.texts(f"{card} tbody td:first-child") == [run["source"] for run in report["evidence"]]
+    first, *others = report["evidence_words"]
+    assert shown.texts(f"{card} .say")[0].lower() == f"{first}.".lower()
+    assert shown.texts(f"{card} .worst li") == others
+    assert "distance" in shown.tip_at(".strip circle.dot")
+
+
+def test_causes_of_the_interval_fill_a_bar(shown: Opened, written: tuple[Path, Any]) -> None:
+    card = "section:has(h2:text('How sure'))"
+    causes = [share for share in written[1]["report"]["doubt"].values() if share >= 0.005]
+    assert shown.count(f"{card} .bar span") == len(causes) > 0
+    whole = sum(float(width.removesuffix("%")) for width in widths(shown, f"{card} .bar"))
+    assert whole == pytest.approx(100, abs=0.1)
 
 
 def test_a_bundle_is_shown_with_its_shares(shown: Opened, written: tuple[Path, Any]) -> None:

@@ -44,7 +44,7 @@ def report(
             return update
         return layer if work.kind is OpKind.ACTIVATION else 0.0
 
-    request = request_of(strategy, runtime=runtime, global_batch=global_batch)
+    request = request_of(strategy, runtime=runtime, global_batch=global_batch, between_steps=False)
     return forecast(request, cost_model=ChosenSeconds(rule)).report
 
 

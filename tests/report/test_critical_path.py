@@ -28,7 +28,7 @@ def test_what_takes_all_the_time_leads_the_summary(grain: str) -> None:
 
 def test_a_host_that_rules_is_named() -> None:
     slow = ChosenSeconds(lambda w: 1.0 if isinstance(w, Launch) else 1e-9)
-    request = request_of("dp=1")
+    request = request_of("dp=1", between_steps=False)
     _, timeline = run(request, model=slow, grain="operator")
     entries = summarize(timeline, critical_tasks(timeline), seconds_of(timeline.plan, request, slow))
     assert entries[0].label == "host launches"

@@ -53,9 +53,9 @@ def test_a_node_holds_what_all_its_ranks_offload() -> None:
 def test_offloaded_activations_of_all_microbatches_in_flight_are_on_the_host() -> None:
     request = request_of("pp=2,num_microbatches=8,offload=activations")
     first, last = lower(request).memory
-    saved = [
-        footprints_of([p for chunk in prepare(request).held(stage) for p in chunk])[:, 0].sum() for stage in (0, 1)
-    ]
+    footprints = [footprints_of([p for chunk in prepare(request).held(stage) for p in chunk]) for stage in (0, 1)]
+    saved = [(rows[:, 0] * rows[:, -1]).sum() for rows in footprints]  # all but the tensors of the loss
+    assert [set(rows[:, -1]) for rows in footprints] == [{1.0}, {0.0, 1.0}]
     assert first.host["activations"] == pytest.approx(2 * saved[0])  # 1F1B: as many as stages are left
     assert last.host["activations"] == pytest.approx(saved[1])
 

@@ -117,7 +117,7 @@ def test_the_optimizer_waits_for_every_gradient() -> None:
 
 
 def test_without_an_optimizer_there_is_no_update() -> None:
-    plan = lower(request_of("dp=2,zero=1", optimizer=False), grain="operator").plan
+    plan = lower(request_of("dp=2,zero=1", optimizer=False, between_steps=False), grain="operator").plan
     assert not (plan.category == Category.OPTIMIZER).any()
 
 
@@ -225,7 +225,7 @@ def test_selective_recomputation_goes_by_what_an_operator_is_not_by_what_its_mod
 
 
 def test_small_updates_take_time_by_the_number_of_parameters_and_of_ranks_on_a_host() -> None:
-    runtime = load_runtime("pytorch").patched(launches={"parameter": 10.0, "crowding": 0.1})
+    runtime = load_runtime("pytorch").patched(launches={"step": 0.0, "parameter": 10.0, "crowding": 0.1})
     seen = []
     for strategy in ("dp=1", "dp=4"):
         request = replace(request_of(strategy, model="resnet50"), runtime=runtime)

@@ -53,7 +53,7 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
         ("memory_low = 0.7", r"memory_low stands in \[memory\] now: \[memory\] low = …"),
         ("overlap_experts = 0.5", r"overlap_experts stands in \[experts\] now: \[experts\] overlap = …"),
         ("kernels = 'bare'", r"kernels is a table now: \[kernels\] measured_with = …"),
-        ("launches = 3", "launches is 3: expected a table with operator, backward, collective"),
+        ("launches = 3", "launches is 3: expected a table with operator, backward, prepared"),
         ("habits = 3", "habits is 3: expected a list of tables"),
         ("extends = 'nothing'", "unknown runtime 'nothing'"),
         ("= 3", "is not valid TOML"),

@@ -41,6 +41,10 @@ class Architecture:
     name: Text
     reaches: Mapping[str, Figure] = field(hash=False)
     """Fractions of datasheet rates that kernels reach; :mod:`traincast.estimate.operators.efficiency` names them."""
+    matrix_flops: Figure = 0.0
+    """FLOP of 16 bits per SM and cycle of the devices on which these fractions were measured; 0: not known.
+
+    Matrix units that compute less are easier to feed (:func:`traincast.estimate.operators.efficiency.achievable`)."""
     measured: bool = True
     """Whether these fractions come from measurements of the architecture itself."""
     graphics: bool = True

@@ -102,7 +102,7 @@ class AnalyticalCostModel:
                 family[i] = _FAMILIES.index("inter" if work.crosses_nodes else "intra")
             elif isinstance(work, Launch):
                 seconds[i] = max(0.0, work.launches) * cluster.launch_s
-                family[i] = _FAMILIES.index("launch")
+                family[i] = _FAMILIES.index("prepared" if work.prepared else "launch")
             elif isinstance(work, HostCopy):
                 seconds[i] = work.nbytes / cluster.host_bandwidth
                 family[i] = _FAMILIES.index("intra")
@@ -229,7 +229,9 @@ class _Operators:
 
     def _add_conv(self, index: int, op: Operator) -> None:
         used = self.device.computes_in(op.inputs[0].dtype.value)
-        law = convolution_law(op, dtype=used, graphics=self.reach.graphics)
+        plain = used in ("fp32", "fp64")
+        lost = 1.0 if plain else self.reach.loss_share
+        law = convolution_law(op, dtype=used, graphics=self.reach.graphics, loss_share=lost)
         rate = law.gain * self._rate(law.family, op.inputs[0].dtype.value)
         out_bytes = op.outputs[0].dtype.nbytes
         if law.converted_bytes:

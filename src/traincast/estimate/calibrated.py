@@ -44,7 +44,7 @@ class Parts:
         self._hops = np.array(hops, dtype=np.float64).reshape(-1, 2)
         launches = [(i, work) for i, work in enumerate(works) if isinstance(work, Launch)]
         self._launch = np.array([i for i, _ in launches], dtype=np.intp)
-        counts = [(w.kernels, w.blocks, w.collectives, w.sends, w.waits) for _, w in launches]
+        counts = [(w.kernels + w.prepared, w.blocks, w.collectives, w.sends, w.waits) for _, w in launches]
         self._counts = np.array(counts, dtype=np.float64).reshape(-1, len(_HOST))
         self._crowded = np.array([work.crowded for _, work in launches], dtype=bool)
         self._all = np.maximum(self._usual_counts().sum(axis=1), 1e-12)

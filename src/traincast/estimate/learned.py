@@ -16,7 +16,7 @@ from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.estimate.operators.cells import ANY, Cell, beside, setting_of
-from traincast.estimate.operators.efficiency import achievable
+from traincast.estimate.operators.efficiency import achievable, resembles_measured
 from traincast.estimate.operators.families import Rates
 from traincast.estimate.operators.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
 from traincast.estimate.operators.grouped import INTERVAL, as_product, grouped_seconds, of_training
@@ -320,7 +320,8 @@ class LearnedCostModel:
                 yield _Answer(bundle, bundle.cell(name))
             measured = measured or bool(own)
         named = wanted not in ("", BARE)
-        if not (measured or exactly) and (named or family in _TRANSFERABLE) and achievable(device).graphics:
+        alike = achievable(device).graphics and resembles_measured(device, dtype)
+        if not (measured or exactly) and (named or family in _TRANSFERABLE) and alike:
             for bundle in self.bundles:
                 for cell in _transferred(bundle, family, dtype, device, wanted):
                     yield _Answer(bundle, cell)

@@ -170,15 +170,22 @@ class OperatorGraph:
         return sum(op.flops * count for op, count in self if phase is None or op.phase is phase)
 
     def with_optimizer(self, name: str) -> OperatorGraph:
-        """The same graph, its weights updated by the optimizer ``name``; raises :class:`UnknownNameError`."""
+        """The same graph, its weights updated by the optimizer ``name``; raises :class:`UnknownNameError`.
+
+        An optimizer of matrices updates those of the layers (of all blocks if none is repeated), and leaves the other
+        weights to the optimizer beside it.
+        """
         if name not in OPTIMIZERS:
             raise UnknownNameError("optimizer", name, OPTIMIZERS)
-        states = OPTIMIZERS[name].states
+        beside = OPTIMIZERS[name].beside
+        layers = {i for block in self.blocks if block.repeated for i in block.optimizer}
 
-        def changed(op: Operator) -> Operator:
+        def changed(number: int, op: Operator) -> Operator:
             if op.phase is not Phase.OPTIMIZER:
                 return op
             weight = op.parameters[0]
-            return replace(op, name=name, inputs=(weight,) * (2 + states), outputs=(weight,) * (1 + states))
+            own = name if not beside or (len(weight.shape) > 1 and (number in layers or not layers)) else beside
+            states = OPTIMIZERS[own].states
+            return replace(op, name=own, inputs=(weight,) * (2 + states), outputs=(weight,) * (1 + states))
 
-        return replace(self, operators=tuple(map(changed, self.operators)))
+        return replace(self, operators=tuple(changed(i, op) for i, op in enumerate(self.operators)))

@@ -33,8 +33,11 @@ _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 
 
 
 def group_of(row: Row) -> str:
-    """Return what errors are grouped by: the family of the model, or the source if no family is stated."""
-    return text(row, "family") or source_of(row)
+    """Return what errors are grouped by: the source, the repository of the published file, or the family of the model.
+
+    ``where`` says ``owner/repository:path``.
+    """
+    return text(row, "source") or text(row, "where").partition(":")[0] or text(row, "family") or source_of(row)
 
 
 def read_run(index: int, row: Row) -> Measured:
@@ -126,7 +129,7 @@ def read_row(row: Row) -> Reading:
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     precision = _as_computed(row, precision, place.device, assumed)
-    runtime = contained_runtime(row, graph, place, assumed)
+    runtime = contained_runtime(row, graph, place, assumed, precision=precision)
     zero = _stage(row, graph, place, assumed)
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
     accumulate = _accumulation(row)

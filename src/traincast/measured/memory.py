@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from traincast.cluster import Device
 from traincast.measured.dialect import Meanings, Said, meaning, vocabulary
 from traincast.measured.run import unstated
+from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, number, text
 from traincast.units import GB
 
 MemoryKind: TypeAlias = Literal["allocated", "reserved", "nvidia-smi"]
+MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = get_args(MemoryKind)
+"""Ways to count, from the one that shows least to the one that shows most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +71,16 @@ def plausible_bytes(row: Row, stated: float | None, device: Device, assumed: lis
 class MemoryFigure:
     """The memory that a row states, in bytes, and how it was counted.
 
-    ``high`` says that it is a high percentile over training steps, not the maximum.
+    ``kind`` is empty if the row does not say it. ``high`` says that it is a high percentile over training steps, not
+    the maximum.
     """
 
     nbytes: float
-    kind: MemoryKind
+    kind: MemoryKind | Literal[""]
     high: bool = False
 
 
-def memory_of(row: Row, assumed: list[str]) -> MemoryFigure | None:
+def memory_of(row: Row) -> MemoryFigure | None:
     """Return the memory that a row states for training; ``None`` if it states none.
 
     A maximum that covers evaluation as well is replaced by the figure in ``mem_other_gb``.
@@ -90,8 +94,6 @@ def memory_of(row: Row, assumed: list[str]) -> MemoryFigure | None:
     amount = number(row, "mem_gb")
     if not amount or amount <= 0.0:
         return None
-    if not text(row, "mem_kind"):
-        assumed.append(unstated("kind of memory", "allocated"))
     return MemoryFigure(nbytes=amount * _first_word(row), kind=_kind(text(row, "mem_kind")))
 
 
@@ -101,5 +103,13 @@ def _first_word(row: Row) -> float:
     return _unit(written, re.sub(r"[^a-z].*$", "", written))
 
 
-def _kind(written: str) -> MemoryKind:
-    return meaning(vocabulary(Memories).kinds, written.lower()) or "allocated"
+def _kind(written: str) -> MemoryKind | Literal[""]:
+    return meaning(vocabulary(Memories).kinds, written.lower()) or ""
+
+
+def usual_kind(runtime: Runtime, assumed: list[str]) -> MemoryKind:
+    """Return how the memory of a row that does not say it was counted: as the log of its framework counts it."""
+    kinds: dict[str, MemoryKind] = {"allocated": "allocated", "reserved": "reserved", "device": "nvidia-smi"}
+    found = kinds[runtime.memory.counter]
+    assumed.append(unstated("kind of memory", found))
+    return found

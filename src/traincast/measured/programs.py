@@ -12,11 +12,13 @@ from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.measured.dialect import Pattern, Said, vocabulary
 from traincast.measured.run import unstated
-from traincast.strategy import Runtime, find_runtime, load_runtime
+from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
 from traincast.tables import Row, figure, text
 
 _SHARDED: Final = 3
 """The stage of ZeRO that shards parameters."""
+_HALF: Final = 2
+"""Bytes of numbers with 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class ByContainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledGraphs:
     """The program ``name``, also ``spelled`` otherwise, whose graphs a ``compiler`` may compile.
 
     It does if a row has ``said`` so or trains by ``recipes`` that do, and always on an ``architecture``.
@@ -96,7 +98,9 @@ class Frameworks:
     spread_as: str
     otherwise: str
     by_container: dict[str, ByContainer]
-    compiled: Compiled
+    compiled: CompiledGraphs
+    layouts: dict[str, Said]
+    recorded: Said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +197,13 @@ def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
     return runtime
 
 
-def contained_runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> Runtime:
-    """Return the runtime of a framework whose release is told by its container, and whose graphs may be compiled."""
+def contained_runtime(
+    row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str], *, precision: str = ""
+) -> Runtime:
+    """Return the runtime of a framework whose release is told by its container, and whose graphs may be compiled.
+
+    In a ``precision`` with 16 bits, the layout of images matters, and what is taken for it is said.
+    """
     habits = vocabulary(Frameworks)
     compiles = habits.compiled
     framework = compiles.spelled.sub(compiles.name, text(row, "framework"))
@@ -214,9 +223,21 @@ def contained_runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: l
         if not stated:
             assumed.append(unstated(compiles.compiler, "on" if compiled else "off"))
     try:
-        return find_runtime(framework)
+        runtime = find_runtime(framework)
     except UnknownNameError:
-        return _stand_in(framework, habits.otherwise, assumed)
+        runtime = _stand_in(framework, habits.otherwise, assumed)
+    if habits.recorded(row):
+        runtime = runtime.patched(launches={"cuda_graphs": True, "step": 0.0})
+    narrow = bool(precision) and load_precision(precision).products.nbytes == _HALF
+    return _laid_out(row, runtime, assumed) if narrow and any(op.kind is OpKind.CONV for op, _ in graph) else runtime
+
+
+def _laid_out(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
+    """Return ``runtime`` with the layout of images that a row states."""
+    stated = next((layout for layout, said in vocabulary(Frameworks).layouts.items() if said(row)), None)
+    if stated is None and runtime.kernels.layout == "channels_first":
+        assumed.append(unstated("layout of images", "channels first, as by default"))
+    return runtime if stated is None else runtime.patched(kernels={"layout": stated})
 
 
 def _stand_in(framework: str, name: str, assumed: list[str]) -> Runtime:

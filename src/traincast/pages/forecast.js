@@ -1,9 +1,11 @@
 /* The page of a forecast. */
 import { add, bytes, card, count, footer, header, make, percent, seconds, secondsParts, three, tile, tiles, warnings, whole } from "./base.js";
 import { breakdown } from "./breakdown.js";
+import { doubt } from "./doubt.js";
 import { interval } from "./interval.js";
 import { job, jobSummary, servers } from "./job.js";
 import { memory, memoryOverTime } from "./memory.js";
+import { neighbours, neighboursHint } from "./neighbours.js";
 import { path } from "./path.js";
 import { sources } from "./sources.js";
 import { timeline, timelineHint } from "./timeline.js";
@@ -19,9 +21,12 @@ export function forecast(root, { report, timeline: line, resources }) {
   });
   numbers(tiles(root), report);
   warnings(root, report.warnings);
-  interval(card(root, "How sure the step time is"), report);
+  const sure = card(root, "How sure the step time is");
+  interval(sure, report);
+  doubt(sure, report.doubt);
   breakdown(card(root, "Where the step goes", "Every instant of a device belongs to one part. The first bar is the average over all ranks."), report);
   bound(card(root, "What bounds the step", "The time of an operator is divided as computing at the peak rate and moving its bytes at the memory’s bandwidth would take it."), report.split);
+  if (report.evidence.length) neighbours(card(root, "What was measured nearby", neighboursHint), report);
   if (report.waits.length > 1) waits(card(root, "Who waits for whom", "Ranks that differ finish at different times; the others wait for the slowest."), report);
   timeline(card(root, "What each device does when", timelineHint(line)), line, report);
   if (resources) use(card(root, "What the step draws from its machines", useHint(resources)), resources);

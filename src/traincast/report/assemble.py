@@ -14,7 +14,9 @@ from traincast.ask import Conditions, JobSettings
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
 from traincast.estimate.power import mean_slowdown
+from traincast.evidence import Evidence
 from traincast.graph import Operator
+from traincast.report.doubt import BETWEEN, doubt_of
 from traincast.report.figures import StepFigures, figures_of_ranks
 from traincast.report.job import JobForecast, job_of_steps
 from traincast.report.report import BundleUse, Report, UnsearchedChoice
@@ -70,12 +72,13 @@ def make_report(
     job: JobSettings | None = None,
     said: Sequence[str] = (),
     choice: UnsearchedChoice | None = None,
+    evidence: Evidence | None = None,
 ) -> Report:
     """Return the report of ``request``, given its ``lowered`` plan, ``estimates`` and ``figures``.
 
     Without ``bundles``, their use is computed from ``estimates``. ``detail`` adds memory over time, ``remedy`` a change
     that makes the strategy fit, ``num_steps`` the job, and ``choice`` how the strategy was chosen. ``said`` are further
-    warnings: advice, and what was assumed.
+    warnings: advice, and what was assumed. ``evidence`` adds the nearest measured runs and the causes of the interval.
     """
     ran, need, graph = lowered.request, lowered.need, request.graph
     pace = figures.pace
@@ -133,8 +136,19 @@ def make_report(
         servers=figures.servers,
         conditions=conditions,
         choice=choice,
+        evidence=evidence.neighbours if evidence else (),
+        evidence_words=evidence.words if evidence else (),
+        doubt=_doubt(lowered, estimates, figures) if evidence else {},
         job=None if num_steps is None else _job(request, figures, num_steps, job or JobSettings()),
     )
+
+
+def _doubt(lowered: Lowered, estimates: Estimates, figures: StepFigures) -> dict[str, float]:
+    """Return the share of each cause of the interval; the causes of a calibrated step are known already."""
+    known = figures.pace.doubt
+    if BETWEEN not in known:
+        return dict(known)
+    return doubt_of(lowered.plan, estimates, figures.on_path, others=known)
 
 
 def _job(request: Request, figures: StepFigures, num_steps: int, settings: JobSettings) -> JobForecast:

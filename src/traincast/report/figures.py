@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
@@ -30,7 +32,10 @@ _MOST_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The time of a step, its 90 % interval and its floor, in seconds; throughput; MFU; and the modes of a run."""
+    """The time of a step, its 90 % interval and its floor, in seconds; throughput; MFU; warnings; modes; and doubt.
+
+    ``modes`` and ``doubt`` are those of :class:`traincast.report.outlook.Outlook`.
+    """
 
     step_s: float
     low_s: float
@@ -41,6 +46,7 @@ class Pace:
     mfu: float
     warnings: tuple[str, ...]
     modes: tuple[Mode, ...] = ()
+    doubt: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def slowed(self, step_s: float) -> Pace:
         """Return the pace of the same work in a step of ``step_s`` seconds."""
@@ -61,7 +67,8 @@ class Pace:
 class StepFigures:
     """All figures of a report that concern the step's time; :class:`traincast.report.Report` explains each.
 
-    ``breakdown`` is the mean over ranks.
+    ``breakdown`` is the mean over ranks. ``on_path`` says how often each cost of the plan occurs on its critical path,
+    if all ranks do the same.
     """
 
     pace: Pace
@@ -72,6 +79,7 @@ class StepFigures:
     estimated_by: dict[str, float]
     ranks: tuple[RankReport, ...]
     critical_path: tuple[PathEntry, ...]
+    on_path: npt.NDArray[np.int64]
     waits: tuple[RankWaits, ...] = ()
     servers: ServerRun | None = None
 
@@ -107,6 +115,7 @@ def pace_of(
         mfu=model_flops(graph) * samples / peak_flops(request.cluster, request.precision.linear.value),
         warnings=expected.warnings,
         modes=expected.modes,
+        doubt=expected.doubt,
     )
 
 
@@ -121,6 +130,7 @@ def figures_of_ranks(
     mean = mean_breakdown(parts)
     pace = pace_of(lowered, estimates, timeline, folded=folded, breakdown=mean)
     calibrated_s, cluster = pace.step_s - timeline.step_s, lowered.request.cluster
+    path = critical_tasks(timeline)
     return StepFigures(
         pace=pace,
         breakdown=mean,
@@ -132,9 +142,15 @@ def figures_of_ranks(
             RankReport(rank=int(plan.ranks[row]), stage=stages[row], breakdown=part, memory=lowered.memory[stages[row]])
             for row, part in zip(rows, parts, strict=True)
         ),
-        critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:SHOWN_ENTRIES]),
+        critical_path=tuple(summarize(timeline, path, estimates.seconds)[:SHOWN_ENTRIES]),
+        on_path=uses_of(lowered.plan, path if folded is None else critical_tasks(folded)),
         waits=() if folded is None else waits_of(timeline),
     )
+
+
+def uses_of(plan: Plan, tasks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how often each cost of ``plan`` occurs among ``tasks``."""
+    return np.bincount(plan.cost[tasks], minlength=plan.num_costs)
 
 
 def model_flops(graph: OperatorGraph) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.vocabulary import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
+from traincast.report.doubt import BETWEEN, SCALE
 from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
@@ -122,6 +123,8 @@ class Outlook:
     """The expected seconds of a step, its 90 % interval, and warnings.
 
     ``modes`` are the usual and the stalled mode, if a stall is neither rare nor nearly certain; otherwise it is empty.
+    ``doubt`` has the share of each cause in the log-width of the interval. Without a calibration it has only those of
+    :data:`traincast.report.doubt.BETWEEN` and ``SCALE``; works cause the rest.
     """
 
     step_s: float
@@ -129,6 +132,7 @@ class Outlook:
     high_s: float
     warnings: tuple[str, ...] = ()
     modes: tuple[Mode, ...] = ()
+    doubt: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def scaled(self, factor: float) -> Outlook:
         """Return the outlook of a step that takes ``factor`` times as long."""
@@ -150,13 +154,9 @@ class Outlook:
                 "device",
             )
         step_s = max(self.step_s, floor_s)
-        return Outlook(
-            step_s=step_s,
-            low_s=max(self.low_s, floor_s),
-            high_s=max(self.high_s, step_s),
-            warnings=warnings,
-            modes=tuple(replace(mode, step_s=max(mode.step_s, floor_s)) for mode in self.modes),
-        )
+        low_s, high_s = max(self.low_s, floor_s), max(self.high_s, step_s)
+        modes = tuple(replace(mode, step_s=max(mode.step_s, floor_s)) for mode in self.modes)
+        return replace(self, step_s=step_s, low_s=low_s, high_s=high_s, warnings=warnings, modes=modes)
 
 
 def scaled_modes(modes: Sequence[Mode], factor: float) -> tuple[Mode, ...]:
@@ -175,8 +175,7 @@ def outlook(
     if calibration is None:
         step = timeline.step_s
         mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
-        low, high = _uncalibrated(request, plan, estimates, step, mean)
-        return Outlook(step_s=step, low_s=step * low, high_s=step * high)
+        return _uncalibrated(request, plan, estimates, step, mean)
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
     usual = calibration.step(timeline.step_s, nodes=look.nodes)
@@ -187,7 +186,8 @@ def outlook(
     ends = UNCALIBRATED
     if calibration.few is not None:
         mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
-        ends = _uncalibrated(request, plan, estimates, timeline.step_s, mean)
+        plain = _uncalibrated(request, plan, estimates, timeline.step_s, mean)
+        ends = plain.low_s / plain.step_s, plain.high_s / plain.step_s
     name = request.runtime.name
     return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=name, uncalibrated=ends)
 
@@ -199,10 +199,8 @@ def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Bre
     return mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
 
 
-def _uncalibrated(
-    request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown
-) -> tuple[float, float]:
-    """Return the 90 % interval of a step without a calibration, as two multiples of its forecast.
+def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown) -> Outlook:
+    """Return the outlook of a step without a calibration.
 
     The ends are means, weighted by time: :data:`COMPOSED` for works that were measured, :data:`CARRIED_OVER` for works
     that were measured at another size, and the interval of :mod:`traincast.report.uncertainty` for all others. The
@@ -213,7 +211,8 @@ def _uncalibrated(
     idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
     below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
     kind = step_kind(request.graph, idle_share=idle)
-    ends = widened(kind, below=below, above=above, devices=request.cluster.num_devices)
+    devices = request.cluster.num_devices
+    ends = widened(kind, below=below, above=above, devices=devices)
     spent = estimates.seconds * plan.work_counts()
     total = float(spent.sum()) or 1.0
     here, moved = (
@@ -225,7 +224,10 @@ def _uncalibrated(
             (min, max), COMPOSED, CARRIED_OVER, (low_s / step, high_s / step), ends, strict=True
         )
     )
-    return low, high
+    sure, usual = (widened(kind, below=0.0, above=0.0, devices=many) for many in (devices, 1))
+    whole, scaled, between = (math.log(high / low) ** 2 for low, high in (ends, sure, usual))
+    doubt = {BETWEEN: between / whole, SCALE: (scaled - between) / whole}
+    return Outlook(step_s=step_s, low_s=step_s * low, high_s=step_s * high, doubt=doubt)
 
 
 def expect(
@@ -248,10 +250,12 @@ def expect(
     far = 1.0 if strange else unfamiliar(calibration, look)
     ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
     below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
+    between = 0.0
     if calibration.few is not None:
-        doubt = calibration.doubt_of(look.model, look.precision)
-        left = calibration.few.share * (doubt + (1.0 - doubt) * far)
+        kept = calibration.doubt_of(look.model, look.precision)
+        left = calibration.few.share * (kept + (1.0 - kept) * far)
         below, above = below - left * math.log(uncalibrated[0]), above + left * math.log(uncalibrated[1])
+        between = left * math.log(uncalibrated[1] / uncalibrated[0])
     warnings = []
     if strange:
         warnings.append(
@@ -278,7 +282,37 @@ def expect(
         )
     if chance > 1.0 - _RARE:
         low = slow * math.exp(-below)
-    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings), modes=modes)
+    return Outlook(
+        step_s=slow if stalls else usual,
+        low_s=low,
+        high_s=high,
+        warnings=tuple(warnings),
+        modes=modes,
+        doubt=_calibrated_doubt(
+            ends, calibration.unknown * far, stalled=math.log(high / low) - below - above, between=between
+        ),
+    )
+
+
+def _calibrated_doubt(
+    ends: tuple[float, float], unknown: float, *, stalled: float, between: float = 0.0
+) -> dict[str, float]:
+    """Return the share of each cause in the log-width of a calibrated interval; they add up to 1.
+
+    ``repeats`` is the scatter of the runs that calibrated the cluster, whose interval has these ``ends``;
+    ``unfamiliar`` is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares;
+    ``stalls`` is the chance of a stall, which adds ``stalled`` to the width. ``between`` is the part of an uncalibrated
+    interval that a handful of runs leaves.
+    """
+    width = sum(math.hypot(end, unknown) for end in ends)
+    repeats = sum(end**2 / (math.hypot(end, unknown) or 1.0) for end in ends)
+    total = width + max(0.0, stalled) + between
+    if total <= 0.0:
+        return {"repeats": 1.0}
+    shares = {"repeats": repeats, "unfamiliar": width - repeats, "stalls": max(0.0, stalled)}
+    if between > 0.0:
+        shares[BETWEEN] = between
+    return {name: value / total for name, value in shares.items()}
 
 
 def unfamiliar(calibration: Calibration, look: StepTraits) -> float:

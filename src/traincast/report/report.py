@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from traincast.ask import Conditions
 from traincast.brief import Brief, BriefTable
+from traincast.evidence import Neighbour
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
@@ -104,7 +105,9 @@ class Report(Brief):
     time of this plan on these devices. ``modes`` are the two ways in which a run may go, on a cluster where some runs
     stall. ``choice`` says how the strategy was chosen, unless it was stated. ``split`` divides the step by what bounds
     it, and the time of every operator. Products take ``power_slowdown`` times as long as at full clock, because a
-    device may draw only ``power_limit_w`` watts; the times include it.
+    device may draw only ``power_limit_w`` watts; the times include it. ``evidence`` are the measured runs nearest to
+    this one, ``evidence_words`` says how far away they are and what was never measured, and ``doubt`` has the share of
+    each unknown in the log-width of the interval; the shares add up to 1.
 
     It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
     would need a property for every figure to keep both.
@@ -165,6 +168,9 @@ class Report(Brief):
     conditions: Conditions | None = None
     job: JobForecast | None = None
     choice: UnsearchedChoice | None = None
+    evidence: tuple[Neighbour, ...] = ()
+    evidence_words: tuple[str, ...] = ()
+    doubt: dict[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def num_servers(self) -> int:

@@ -20,6 +20,7 @@ from traincast.report.figures import (
     peak_flops,
     rows_to_report,
     sources,
+    uses_of,
 )
 from traincast.report.report import RankReport, RankWaits
 from traincast.report.split import split_of
@@ -59,6 +60,7 @@ def figures_of_servers(
             for worker in rows_to_report(job.setup.workers, 1)
         ),
         waits=() if job.setup.alike else _waits(times, run.step_s),
+        on_path=uses_of(lowered.plan, critical_tasks(alone)),
         critical_path=_critical_path(job, timeline),
         servers=run,
     )

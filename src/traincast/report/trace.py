@@ -79,7 +79,7 @@ def _amounts(work: Work | None) -> dict[str, float | str]:
         case Transfer():
             return {"bytes": work.nbytes}
         case Launch():
-            return {"kernels": work.kernels}
+            return {"kernels": work.kernels + work.prepared}
         case _:
             return {}
 

@@ -26,8 +26,8 @@ FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
     "strained": (0.63, 4.22),
     "experts": (0.48, 1.05),
     "tuned": (0.55, 1.30),
-    "images": (1.11, 0.78),
-    "other": (0.70, 1.41),
+    "images": (0.91, 0.91),
+    "other": (1.13, 1.39),
 }
 """Multiples of the lower and of the upper end of the propagated interval, as logarithms, for each kind of step."""
 MEASURED_DEVICES: Final = 64

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.ask import Conditions
+from traincast.graph.optimizers import optimizer_called
 from traincast.simulate.conditions import compute_factors
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import SERVER_STEPS, run_servers
@@ -46,7 +47,9 @@ def run_job(
     parts_of_kind = by_size * (len(seconds) // len(sizes))
     kinds = [_pieces(parts, count, number, own) for parts, own in zip(parts_of_kind, seconds.tolist(), strict=True)]
     pieces = tuple(replace(first, elsewhere=tuple(others)) for first, *others in zip(*kinds, strict=True))
-    states = max((program.optimizer_states for program, _ in by_size[0]), default=0)
+    states = max(
+        (optimizer_called(u.optimizer).states for program, _ in by_size[0] for u in program.updated), default=0
+    )
     factors = compute_factors(conditions, strategy.dp).tolist()
     setup = setup_on(
         request.cluster,

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph.optimizers import optimizer_called
 from traincast.strategy.exchange.buckets import cut_buckets
 from traincast.strategy.exchange.rendezvous import rough_message, timetable
 from traincast.strategy.exchange.replicas import Exchange
@@ -352,7 +353,7 @@ class Layout:
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
         if request.optimizer:
             items += self._update(programs, dense, experts)
-            items += self._between_steps()
+        items += self._between_steps()
         return [WorkRun(parts=[tuple(items)])] if items else []
 
     @property
@@ -376,35 +377,85 @@ class Layout:
         samples = self.prepared.micro_batch * self.request.strategy.num_microbatches
         others = min(mesh.num_ranks, mesh.devices_per_node) - 1
         crowded = runtime.launches.crowding * others * (updates + samples * sample_launches(graph.name))
-        launches = Launch(blocks=updates + crowded)
+        updated = updates + crowded if self.request.optimizer else 0.0
+        launches = Launch(blocks=updated + runtime.launches.step)
         return [Item(work=launches, launches=Launch(), label="update on the host")] if launches.blocks else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:
-        first = next(p for p in programs if p.num_parameters)
+        """The updates of all optimizers, one after the other, then ZeRO's gather of parameters."""
         owned = self.exchange.owned(dense, experts)
+        names = list(dict.fromkeys(u.optimizer for p in programs for u in p.updated if u.parameters)) or ["adamw"]
+        parts = {name: sum(u.parameters for p in programs for u in p.updated if u.optimizer == name) for name in names}
+        items: list[Item] = []
+        for name in names:
+            own = owned * parts[name] / sum(parts.values()) if len(names) > 1 else owned
+            items += self._elements(name, own, kernels=len(programs))
+            items += self._matrices(name, programs, share=owned / (dense + experts))
+        return items + self.exchange.parameters(dense, experts)
+
+    def _elements(self, name: str, owned: float, *, kernels: int) -> list[Item]:
+        """The passes of an optimizer over the elements of ``owned`` weights, on the device or on its host."""
+        states = optimizer_called(name).states
         spec = TensorSpec((max(1, int(owned)),), DType.FP32)
         update = Operator(
-            name=first.optimizer_name,
+            name=name,
             kind=OpKind.OPTIMIZER,
             phase=Phase.OPTIMIZER,
-            inputs=(spec,) * (2 + first.optimizer_states),
-            outputs=(spec,) * (1 + first.optimizer_states),
+            inputs=(spec,) * (2 + states),
+            outputs=(spec,) * (1 + states),
             parameters=(spec,),
         )
         update = replace(self.prepared.precision.apply(update), parameters=())
-        label = f"optimizer {first.optimizer_name}"
-        apart = self.request.runtime.launches.operator > 0  # whether a host launches what the device runs
-        items = [Item(work=update, launches=Launch(kernels=float(len(programs) * apart)), label=label)]
-        items *= self.request.runtime.kernels.update_passes
+        label = f"optimizer {name}"
         if "optimizer" in self.request.strategy.offload:
             precision = self.prepared.precision
             moved = precision.gradient_bytes(owned), update.nbytes, precision.weight_bytes(owned)
             works: tuple[Work, ...] = HostCopy(nbytes=moved[0]), HostUpdate(nbytes=moved[1]), HostCopy(nbytes=moved[2])
-            names = ("offload gradients", f"{label} on the host", "offload weights")
-            items = [
-                Item(work=w, launches=Launch(kernels=1.0), label=name) for w, name in zip(works, names, strict=True)
+            labels = ("offload gradients", f"{label} on the host", "offload weights")
+            return [
+                Item(work=w, launches=Launch(kernels=1.0), label=said) for w, said in zip(works, labels, strict=True)
             ]
-        return items + self.exchange.parameters(dense, experts)
+        apart = self.request.runtime.launches.operator > 0  # whether a host launches what the device runs
+        items = [Item(work=update, launches=Launch(kernels=float(kernels * apart)), label=label)]
+        return items * self.request.runtime.kernels.update_passes
+
+    def _matrices(self, name: str, programs: list[BlockProgram], *, share: float) -> list[Item]:
+        """The products of an optimizer of matrices, on the ``share`` of the matrices that the rank updates.
+
+        ZeRO gives whole matrices to ranks. ZeRO-3 first gathers their gradients, in 16 bits.
+        """
+        matrix, dtype = optimizer_called(name).matrix, optimizer_called(name).products
+        updated = [u for p in programs for u in p.updated if u.optimizer == name]
+        if matrix is None or not any(matrix(*sides).products for u in updated for _, *sides in u.matrices):
+            return []
+        items = []
+        if self.request.strategy.zero == 3:
+            experts = sum(u.experts for u in updated)
+            items += self.exchange.matrices(sum(u.parameters for u in updated) - experts, experts)
+        counts: dict[tuple[int, int], float] = {}
+        for u in updated:
+            for count, rows, columns in u.matrices:
+                counts[rows, columns] = counts.get((rows, columns), 0.0) + count
+        apart = self.request.runtime.launches.operator > 0
+        for (rows, columns), count in counts.items():
+            for product in matrix(rows, columns).products:
+                times = max(1, round(count * share * product.times))
+                shapes = (
+                    (product.rows, product.inner),
+                    (product.inner, product.columns),
+                    (product.rows, product.columns),
+                )
+                left, right, result = (TensorSpec((times, *shape), dtype) for shape in shapes)
+                work = Operator(
+                    name="bmm",
+                    kind=OpKind.BATCHED_GEMM,
+                    phase=Phase.OPTIMIZER,
+                    inputs=(left, right),
+                    outputs=(result,),
+                )
+                launches = Launch(kernels=float(times * apart))
+                items.append(Item(work=work, launches=launches, label=f"optimizer {name}: products of matrices"))
+        return items
 
 
 def _parameters(programs: list[BlockProgram]) -> tuple[float, float]:

@@ -387,6 +387,11 @@ def check_request(request: Request) -> None:
             f"{strategy.pp * strategy.virtual_stages} stages make {passes:,} passes; at most {_MAX_PASSES:,} are "
             f"simulated: use a larger micro_batch or a smaller global batch"
         )
+    if request.runtime.memory.updates_in_backward and strategy.num_microbatches > 1:
+        raise StrategyError(
+            f"{strategy.num_microbatches} microbatches with updates in backward, which leave no gradients to sum: use "
+            "a larger micro_batch, or leave out optimizer_in_backward"
+        )
     if request.runtime.defaults.fills_pipeline and strategy.num_microbatches < strategy.pp - 1:
         raise StrategyError(
             f"{strategy.num_microbatches} microbatches with pp={strategy.pp}: {request.runtime.name} needs at least "

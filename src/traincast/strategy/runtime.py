@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
@@ -28,6 +28,8 @@ Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Release: TypeAlias = Annotated[str, Meta(max_length=20, pattern=r"^(\d+(\.\d+)*)?$")]
 Fusion: TypeAlias = Literal["norm", "batch_norm", "half_batch_norm", "elementwise", "loss", "gradients"]
+Layout: TypeAlias = Literal["channels_first", "channels_last"]
+LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
     RecomputationName: TypeAlias = str
@@ -43,12 +45,20 @@ class LaunchTable:
     """Launches per forward operator."""
     backward: Amount = 1.2
     """Launches per backward operator. Those of autograd are cheaper than those of forward."""
+    prepared: Amount = 0.0
+    """Additional launches per forward convolution or batch norm: a library makes descriptors, finds a workspace and
+    chooses an algorithm."""
+    prepared_backward: Amount = 0.0
+    """The same per backward one, which has several kernels and adds up the gradients of its parameters."""
     collective: Amount = 6.0
     """Launches per collective or transfer."""
     block: Amount = 0.0
     """Launches of bookkeeping per block and pass."""
     microbatch: Amount = 0.0
     """Launches of bookkeeping per microbatch and pass."""
+    step: Amount = 0.0
+    """Launches of a script between two steps, for which the device waits: it reads the loss, clears gradients and
+    copies a batch."""
     parameter: Amount = 0.0
     """Launches per parameter in the update, for which the device waits: gradients are checked and unscaled, states and
     weights are changed, gradients are cleared, by kernels that are shorter than their launch."""
@@ -80,6 +90,9 @@ class KernelTable:
     """Kernels of attention with sinks; ``flash-2`` also computes the scores that a window hides."""
     measured_with: str = ""
     """The framework whose measured operators are preferred, spelt as in tables of measurements."""
+    layout: Layout = "channels_last"
+    """How tensors of images with 16 bits lie in memory. Matrix units read channels last; with ``channels_first``,
+    convolutions convert what they read and write (:mod:`traincast.estimate.operators.convolutions`)."""
     autocast: bool = False
     """Whether mixed precision is that of ``torch.autocast`` on weights in fp32
     (:mod:`traincast.strategy.program.autocast`). Otherwise all activations have 16 bits."""
@@ -164,6 +177,8 @@ class MemoryTable:
     product), one of each shape (``shapes``), or ``all`` of a stage."""
     frees_gradients: bool = False
     """Whether gradients exist only once backward has made them, unless several microbatches are accumulated."""
+    updates_in_backward: bool = False
+    """Whether a weight is updated, and its gradient freed, as soon as backward has made the gradient."""
     flat_gradients: bool = False
     """Whether the update copies gradients as DeepSpeed's ZeRO does, into blocks that activations cannot use
     (:mod:`traincast.strategy.memory.update`)."""
@@ -175,7 +190,10 @@ class MemoryTable:
     """Copies of the logits in fp32 that the loss holds in addition to those that it keeps for backward."""
     loss_chunks: Whole = 0
     """Pieces in which the projection to the vocabulary and the loss run, forward and backward, so that no logits are
-    kept; 0: they run whole."""
+    kept unless ``half_logits`` says so; 0: they run whole."""
+    half_logits: bool = False
+    """Whether the loss keeps the logits, or their gradient, in the precision of activations, instead of the log-softmax
+    in fp32."""
     held_collectives: Amount = 0.0
     """Tensors of tensor-parallel collectives that cannot be reused while the host runs ahead of the device."""
     workspace_bytes: Amount = 0.1e9
@@ -196,6 +214,9 @@ class MemoryTable:
     measurements."""
     high: Annotated[float, Meta(ge=1.0, le=100.0)] = 2.0
     """See ``low``."""
+    states_doubt: Share = 0.0
+    """If memory beyond the states is x times its forecast, the states are x to this power times theirs; 0: they are
+    exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +235,9 @@ class DefaultTable:
     """Blocks whose sharded weights are gathered in advance."""
     gradient_dtype: GradientDType = ""
     """The dtype of gradients if there are master weights; empty: that of the precision."""
+    adapter_dtype: Literal["fp32", "model"] = "fp32"
+    """How adapters are stored if nothing says otherwise: in fp32, as the PEFT library does beside 16-bit weights, or in
+    the precision of the model."""
     split_vocabulary: bool = True
     """Whether tensor groups split embedding, logits and loss by vocabulary."""
     stage_cut: Literal["layers", "weights"] = "layers"

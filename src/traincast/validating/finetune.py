@@ -13,7 +13,7 @@ from traincast.forecast import forecast
 from traincast.measured import source_of
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.dialect import Dialect
-from traincast.measured.memory import MemoryKind
+from traincast.measured.memory import MEMORY_KINDS, MemoryKind
 from traincast.measured.table import rows_of
 from traincast.measured.tuning import rows as finetune
 from traincast.measured.tuning.rows import MeasuredTuning
@@ -65,8 +65,10 @@ def _judged(
     prepared, runtime = prepare(longest), longest.runtime
     memories = memory_by_stage(longest, prepared)
     ratio = reserved_ratio(found, longest, memories)
-    low, high = ([at_share(m, factor(runtime, p)) for m in memories] for p in (0.05, 0.95))
-    middle, below, above = (counted(m, found.kind, runtime, ratio=ratio) for m in (memories, low, high))
+    low, high = ([at_share(m, runtime, factor(runtime, p)) for m in memories] for p in (0.05, 0.95))
+    middle = counted(memories, found.kind, runtime, ratio=ratio)
+    least, most = (found.kind, found.kind) if found.kind_stated else (MEMORY_KINDS[0], MEMORY_KINDS[-1])
+    below, above = counted(low, least, runtime, ratio=ratio), counted(high, most, runtime, ratio=ratio)
     capacity = longest.cluster.device.memory_bytes
     return RowOutcome(
         index=run.index,

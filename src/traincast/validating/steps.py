@@ -149,6 +149,6 @@ def _with_reported_memory(outcome: RowOutcome, run: Measured, made: Forecast) ->
         outcome,
         measured_memory=run.memory_bytes,
         predicted_memory=shown(memories),
-        memory_low=shown([at_share(m, factor(runtime, 0.05)) for m in memories]),
-        memory_high=shown([at_share(m, factor(runtime, 0.95)) for m in memories]),
+        memory_low=shown([at_share(m, runtime, factor(runtime, 0.05)) for m in memories]),
+        memory_high=shown([at_share(m, runtime, factor(runtime, 0.95)) for m in memories]),
     )

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from traincast.cli.output import console, print_table, print_warnings
+from traincast.cli.output import console, plain, print_table, print_warnings
 from traincast.units import HOUR, format_bytes, format_count, format_flops, format_parameters, format_seconds
 
 if TYPE_CHECKING:
     from traincast.report import Report
 
 _CHART_WIDTH = 64
+_SMALL = 0.05
+"""Share of the doubt below which a cause is not printed; the JSON has all of them."""
+_NEIGHBOURS = 3
+"""Number of measured runs shown beside a forecast; the JSON has more."""
 _SLOWED = 1.005
 """From this factor on, the report says that power slows products."""
 
@@ -36,13 +40,15 @@ def show(report: Report, *, memory: bool, explain: bool) -> None:
         out.print(f"chosen: {report.choice}", highlight=False)
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
-    details = [*_sources(report), _split(report), *_power(report), *_demand(report)]
-    _show_figures([_pace(report), _parts(report), _memory(report), details, _job(report)])
+    details = [*_sources(report), _split(report), *_power(report), *_doubt(report), *_demand(report)]
+    _show_figures([_pace(report), _parts(report), _memory(report), details, _evidence(report), _job(report)])
     _show_stages(report)
     _show_waits(report)
     if memory:
         _show_memory(report)
     _show_path(report)
+    for sentence in report.evidence_words:
+        out.print(plain(sentence), highlight=False)
     print_warnings(report.warnings, explain=explain)
 
 
@@ -110,6 +116,12 @@ def _split(report: Report) -> Row:
         if seconds >= 0.0005 * report.step_s
     ]
     return "bound by", said[0], ", ".join(said[1:])
+
+
+def _doubt(report: Report) -> list[Row]:
+    """Return the row that says what makes the interval as wide as it is, the largest cause first."""
+    said = [f"{share:.0%} {name.replace('_', ' ')}" for name, share in report.doubt.items() if share >= _SMALL]
+    return [("doubt from", said[0], ", ".join(said[1:]))] if said else []
 
 
 def _memory(report: Report) -> list[Row]:
@@ -262,6 +274,21 @@ def _show_path(report: Report) -> None:
     for entry in report.critical_path[:8]:
         table.add_row(entry.label, format_seconds(entry.seconds), f"{entry.share:.1%}")
     console().print(table)
+
+
+def _evidence(report: Report) -> list[Row]:
+    """Return the rows of the nearest measured runs: the time of a step, and how far our forecast of it is off."""
+    return [
+        (
+            "" if number else "measured nearby",
+            format_seconds(one.measured_s),
+            plain(
+                f"{one.model} on {one.devices:,} {one.device}: forecast {100 * one.error:+.0f} %, "
+                f"distance {one.distance:.1f}"
+            ),
+        )
+        for number, one in enumerate(report.evidence[:_NEIGHBOURS])
+    ]
 
 
 def _bar(share: float, width: int = 24) -> str:

@@ -101,6 +101,7 @@ class Events:
     def launch(self, work: Launch) -> MeasuredTime | None:
         """Return the time of the host's launches, if every purpose that occurs in ``work`` was measured."""
         counts = {name: getattr(work, name) for name in PURPOSES}
+        counts["kernels"] += work.prepared
         counts["waits"] *= work.crowded
         if any(counts[name] and name not in self.launches for name in PURPOSES):
             return None

@@ -16,7 +16,7 @@ device at hand (``achievable``) takes precedence over both. The names of fractio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
 
@@ -31,7 +31,8 @@ class Achievable:
 
     ``extra_dims`` is the cost of a score's exponential, in head dims. ``measured`` says whether the
     fractions come from measurements of the architecture or of the device itself. ``graphics`` is false for an
-    architecture that is not a GPU: operators measured on GPUs say nothing about it.
+    architecture that is not a GPU: operators measured on GPUs say nothing about it. ``loss_share`` is the part of a
+    peak that products do not reach, over that part on the devices that were measured (:func:`_fed`).
     """
 
     gemm: Mapping[str, float] = field(hash=False)
@@ -43,6 +44,7 @@ class Achievable:
     floor_s: float
     measured: bool = True
     graphics: bool = True
+    loss_share: float = 1.0
 
     def gemm_fraction(self, dtype: str) -> float:
         """Fraction of the peak in ``dtype`` that a large GEMM reaches."""
@@ -51,6 +53,15 @@ class Achievable:
     def conv_fraction(self, dtype: str) -> float:
         """Fraction of the peak in ``dtype`` that a large convolution reaches."""
         return self.conv.get(dtype, self.conv[""])
+
+
+LEAST_MATRIX_FLOPS: Final = 1024.0
+"""FLOP of 16 bits per SM and cycle of the slowest matrix units on which operators were measured: those of V100, T4 and
+L4."""
+_ALIKE: Final = 0.9
+"""Share of a rate from which two devices count as alike: datasheets round, and clocks differ."""
+_PLAIN: Final = frozenset({"fp32", "fp64"})
+"""Dtypes that matrix units do not compute."""
 
 
 @cache
@@ -72,7 +83,7 @@ def _of_architecture(name: str) -> Achievable:
 
 def achievable(device: Device) -> Achievable:
     """What ``device`` reaches: what was measured on it, else what its kind of device reaches, else its architecture."""
-    base = _of_architecture(device.architecture)
+    base = _fed(_of_architecture(device.architecture), device)
     own = {**device.reaches, **device.achievable}
     if not own:
         return base
@@ -86,7 +97,42 @@ def achievable(device: Device) -> Achievable:
         floor_s=own.get("kernel_floor_s", base.floor_s),
         measured=base.measured or "gemm" in own,
         graphics=base.graphics,
+        loss_share=base.loss_share,
     )
+
+
+def _matrix_flops(device: Device) -> float:
+    """FLOP of 16 bits per SM and cycle."""
+    return device.peak("fp16") / (device.num_sms * device.clock_hz)
+
+
+def resembles_measured(device: Device, dtype: str) -> bool:
+    """Whether devices with matrix units as fast as those of ``device`` were measured in ``dtype``.
+
+    Consumer cards compute half as much per SM and cycle as any card of a server, and reach nearly all of it.
+    """
+    if dtype in _PLAIN or not load_architecture(device.architecture).matrix_flops or not device.supports("fp16"):
+        return True
+    return _matrix_flops(device) >= _ALIKE * LEAST_MATRIX_FLOPS
+
+
+def _fed(base: Achievable, device: Device) -> Achievable:
+    """``base`` for a device whose matrix units compute less per SM and cycle than those that were measured.
+
+    Registers and shared memory feed all devices of an architecture alike, so what a product does not reach shrinks with
+    the rate that they have to feed: f = 1 - (1 - f₀) · r / r₀. Consumer cards have half or a quarter of the rate.
+    """
+    measured = load_architecture(device.architecture).matrix_flops
+    if not measured or not device.supports("fp16"):
+        return base
+    share = _matrix_flops(device) / measured
+    if share >= _ALIKE:
+        return base
+
+    def fed(fractions: Mapping[str, float]) -> dict[str, float]:
+        return {dtype: f if dtype in _PLAIN else 1.0 - (1.0 - f) * share for dtype, f in fractions.items()}
+
+    return replace(base, gemm=fed(base.gemm), conv=fed(base.conv), loss_share=share)
 
 
 def _by_dtype(base: Mapping[str, float], own: Mapping[str, float], name: str) -> dict[str, float]:
@@ -136,6 +182,7 @@ INTERVALS: Final[dict[str, tuple[float, float]]] = {
     "scan": (0.50, 2.00),
     "memory": (0.70, 1.50),
     "launch": (0.70, 1.40),
+    "prepared": (0.60, 2.50),
     "intra": (0.75, 1.40),
     "inter": (0.70, 2.50),
 }

@@ -2,8 +2,11 @@
 
 The operators are those that the PEFT library runs: an optional dropout of the input, two products of small rank, the
 scaling and the sum; and in backward the gradients of both matrices, of the input, and the sum of the input's two
-gradients. The matrices may be stored and multiplied in fp32 beside a model in half precision; inputs and results are
-then converted.
+gradients.
+
+The matrices may be stored in fp32 beside a model in half precision. PEFT then converts the input to fp32, drops parts
+of it, and multiplies in fp32; results are converted back. Under automatic mixed precision, the input in fp32 and both
+matrices are converted to half precision before each product, and their gradients to fp32 after it.
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from traincast.graph.vocabulary import OpKind, Phase, Scalar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """The properties of all adapters: their rank, dropout of their input, and whether their products are in fp32."""
+    """The properties of all adapters: their rank, dropout of their input, and their dtypes.
+
+    ``wide``: products are in fp32. ``cast``: matrices are in fp32, and products in the precision of the model.
+    """
 
     rank: int
     dropout: bool = False
     wide: bool = False
+    cast: bool = False
 
 
 def insert_adapters(
@@ -80,8 +87,10 @@ class _Adapter:
         narrow, wide = _wide(x, rank), _wide(x, width)
         given, origin = self._read(x, scopes[0])
         saved = () if given == self.before and self._kept(x) else (x,)
-        down = self._product(x, rank, scopes[0], given, part="A", saved=saved)
-        up = self._product(narrow, width, scopes[1], {down}, part="B", saved=(narrow,))
+        down = self._product(x, rank, scopes[0], given | self._halved(inputs, rank, scopes[0]), part="A", saved=saved)
+        up = self._product(
+            narrow, width, scopes[1], {down} | self._halved(rank, width, scopes[1]), part="B", saved=(narrow,)
+        )
         scaled = self._pointwise("mul", (wide,), wide, scopes[1], {up})
         added = self._pointwise("add", (wide, wide), wide, self.linear.scope, {self.result, scaled})
         self._replace_result(added)
@@ -111,14 +120,17 @@ class _Adapter:
         if self.of_input < 0:
             return
         outer = self._input_gradient(narrow, x, scopes[0], {inner}, of=down)
+        if self.how.cast:
+            outer = self._cast(x, scopes[0], {outer}, of=down, writes=True)
         if self.how.dropout:
             mask = TensorSpec(x.shape, DType.BOOL, x.batch_dim)
+            marks = self._marks(dropout=True)
             outer = self._add(
-                _operator("native_dropout_backward", OpKind.DROPOUT, (x, mask), (x,), scopes[0], marks=self._marks()),
+                _operator("native_dropout_backward", OpKind.DROPOUT, (x, mask), (x,), scopes[0], marks=marks),
                 {outer, origin},
                 of=origin,
             )
-        if self.how.wide:
+        if self.how.wide or self.how.cast:
             outer = self._cast(x, scopes[0], {outer}, of=down, reads=True)
         self._add_to_gradient(x, scopes[0], outer, of=down)
 
@@ -141,16 +153,23 @@ class _Adapter:
     def _read(self, x: TensorSpec, scope: str) -> tuple[set[int], int]:
         """The operators whose result A reads (those before the layer, a conversion or a dropout), and the dropout."""
         given, dropout = set(self.before), -1
-        if self.how.wide:
+        if self.how.wide or self.how.cast:
             given = {self._cast(x, scope, given, writes=True)}
         if self.how.dropout:
             mask = TensorSpec(x.shape, DType.BOOL, x.batch_dim)
+            marks = self._marks(dropout=True)
             dropout = self._add(
-                _operator("native_dropout", OpKind.DROPOUT, (x,), (x, mask), scope, saved=(mask,), marks=self._marks()),
+                _operator("native_dropout", OpKind.DROPOUT, (x,), (x, mask), scope, saved=(mask,), marks=marks),
                 given,
             )
             given = {dropout}
+        if self.how.cast:
+            given = {self._cast(x, scope, given, reads=True)}
         return given, dropout
+
+    def _halved(self, inputs: int, outputs: int, scope: str) -> set[int]:
+        """The conversion of a matrix for its product, if there is one."""
+        return {self._cast(self._weight(inputs, outputs), scope, set(), reads=True)} if self.how.cast else set()
 
     def _kept(self, x: TensorSpec) -> bool:
         """Whether an operator of the captured graph keeps the layer's input for backward."""
@@ -206,7 +225,8 @@ class _Adapter:
             flat = TensorSpec((rows, x.shape[-1]), x.dtype, 0)
             made = TensorSpec((dy.shape[-1], x.shape[-1]))
             op = _operator("mm", OpKind.GEMM, (turned, flat), (made,), scope, marks=self._marks())
-        return self._add(op, given, of=of)
+        found = self._add(op, given, of=of)
+        return self._cast(made, scope, {found}, of=of, writes=True) if self.how.cast else found
 
     def _pointwise(
         self, name: str, reads: tuple[TensorSpec, ...], made: TensorSpec, scope: str, given: set[int], *, of: int = -1
@@ -262,9 +282,10 @@ class _Adapter:
         experts = self.base.inputs[1].shape[:1] if self.grouped else ()
         return TensorSpec((*experts, inputs, outputs))
 
-    def _marks(self) -> dict[str, Scalar]:
+    def _marks(self, *, dropout: bool = False) -> dict[str, Scalar]:
         marks: dict[str, Scalar] = {"adapts": self.linear.scope}
-        return marks | {"reads": "fp32", "writes": "fp32"} if self.how.wide else marks
+        in_fp32 = self.how.wide or (dropout and self.how.cast)
+        return marks | {"reads": "fp32", "writes": "fp32"} if in_fp32 else marks
 
 
 def _wide(spec: TensorSpec, width: int) -> TensorSpec:

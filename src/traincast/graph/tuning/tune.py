@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from traincast.errors import RequestError, expect
-from traincast.graph.operator import Operator, OperatorGraph
+from traincast.graph.operator import FixedTensor, Operator, OperatorGraph
 from traincast.graph.tuning.edit import Draft, renamed
 from traincast.graph.tuning.freeze import freeze, quantize
 from traincast.graph.tuning.lora import LowRank, insert_adapters
@@ -25,6 +25,7 @@ from traincast.units import parse_count
 
 Adapter: TypeAlias = Literal["none", "lora"]
 AdapterDType: TypeAlias = Literal["fp32", "model"]
+AdapterCompute: TypeAlias = Literal["fp32", "model", "fused"]
 _KEYS: Final = "rank, targets, alpha, dropout, train, dtype and compute"
 _MAX_RANK: Final = 100_000
 
@@ -34,12 +35,15 @@ class FineTuning:
     """What is trained, and how the rest is stored.
 
     ``targets`` are words (``attention``, ``mlp``, ``q`` …, see :data:`traincast.graph.tuning.targets.WORDS`) or
-    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``. Modules
-    that match ``freeze`` are frozen and get no adapters. ``quantize`` names the format of frozen weights of linear
-    layers (see :data:`traincast.graph.tuning.storage.STORAGES`; empty: they stay in the precision of the model).
+    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``; a frozen
+    original of these is kept beside the trained copy. Modules that match ``freeze`` are frozen and get no adapters.
+    ``quantize`` names the format of frozen weights of linear layers (see
+    :data:`traincast.graph.tuning.storage.STORAGES`; empty: they stay in the precision of the model).
 
     Adapters are stored in ``dtype``: fp32, or the precision of the model. Their products run in ``compute``: fp32, or
-    the precision of the model, as under automatic mixed precision. ``alpha`` only scales, and costs nothing.
+    the precision of the model, as under automatic mixed precision, where adapters in fp32 and their inputs are
+    converted for each product. ``fused`` products, also in the precision of the model, convert nothing, as those of
+    Unsloth. ``alpha`` only scales, and costs nothing.
     """
 
     adapter: Adapter = "none"
@@ -51,7 +55,7 @@ class FineTuning:
     alpha: float = field(default=0.0, compare=False)
     dropout: float = 0.0
     dtype: AdapterDType = "fp32"
-    compute: AdapterDType = "model"
+    compute: AdapterCompute = "model"
 
     def __post_init__(self) -> None:
         """Refuse values that contradict one another."""
@@ -88,9 +92,16 @@ class FineTuning:
 
 
 def parse_fine_tuning(
-    lora: str | None = None, freeze: Sequence[str] = (), quantize: int | str | None = None
+    lora: str | None = None,
+    freeze: Sequence[str] = (),
+    quantize: int | str | None = None,
+    *,
+    dtype: AdapterDType = "fp32",
 ) -> FineTuning:
-    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe."""
+    """The fine-tuning that ``--lora``, ``--freeze`` and ``--quantize`` describe.
+
+    ``dtype`` is that of adapters for which ``lora`` states none.
+    """
     format_of = "" if quantize is None else find_storage(str(quantize)).name
     frozen = tuple(freeze)
     if any(not pattern for pattern in frozen):
@@ -117,8 +128,8 @@ def parse_fine_tuning(
         quantize=format_of,
         alpha=_number(given.get("alpha", "0"), "alpha"),
         dropout=_number(given.get("dropout", "0"), "dropout"),
-        dtype=_dtype(given.get("dtype", "fp32"), "dtype"),
-        compute=_dtype(given.get("compute", "model"), "compute"),
+        dtype=_dtype(given.get("dtype", dtype)),
+        compute=_compute(given.get("compute", "model")),
     )
 
 
@@ -132,12 +143,18 @@ def _number(text: str, name: str) -> float:
     return value
 
 
-def _dtype(text: str, name: str) -> AdapterDType:
-    if text == "fp32":
-        return "fp32"
-    if text == "model":
-        return "model"
-    raise RequestError(f"lora {name} is {text!r}: expected fp32 or model")
+def _dtype(text: str) -> AdapterDType:
+    for known in get_args(AdapterDType):
+        if text == known:
+            return cast("AdapterDType", known)
+    raise RequestError(f"lora dtype is {text!r}: expected fp32 or model")
+
+
+def _compute(text: str) -> AdapterCompute:
+    for known in get_args(AdapterCompute):
+        if text == known:
+            return cast("AdapterCompute", known)
+    raise RequestError(f"lora compute is {text!r}: expected fp32, model or fused")
 
 
 def fine_tuned(graph: OperatorGraph, tuning: FineTuning) -> OperatorGraph:
@@ -182,7 +199,17 @@ def _frozen(graph: OperatorGraph, tuning: FineTuning, *, peel: bool) -> Draft:
         return _frozen(graph, tuning, peel=False)
     if tuning.quantize:
         quantize(draft, find_storage(tuning.quantize), skipped)
+    if tuning.train:
+        _keep_originals(draft)
     return draft
+
+
+def _keep_originals(draft: Draft) -> None:
+    """Keep a frozen original beside every module that is trained in full, as PEFT's ``modules_to_save`` does."""
+    for block in draft.blocks:
+        updates = (draft.operators[i] for i in block.optimizer)
+        copied = [op for op in updates if "adapter" not in op.attributes]
+        block.fixed += [FixedTensor(scope=op.scope, spec=op.parameters[0]) for op in copied]
 
 
 def _alike(draft: Draft, first: int) -> bool:
@@ -254,7 +281,13 @@ def _insert(draft: Draft, tuning: FineTuning) -> None:
     targets = resolved(layers, tuning.targets)
     chosen = {linear.index: (linear, parts) for linear in layers if (parts := chosen_parts(linear, targets))}
     _check_targets(layers, tuning)
-    how = LowRank(rank=tuning.rank, dropout=tuning.dropout > 0.0, wide=tuning.compute == "fp32")
+    wide = tuning.compute == "fp32"
+    how = LowRank(
+        rank=tuning.rank,
+        dropout=tuning.dropout > 0.0,
+        wide=wide,
+        cast=tuning.dtype == "fp32" and tuning.compute == "model",
+    )
     for block in draft.blocks:
         here: list[tuple[Linear, tuple[Part, ...]]] = [chosen[i] for i in block.forward if i in chosen]
         if here:

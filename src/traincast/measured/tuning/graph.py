@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.tuning.tune import FineTuning, fine_tuned
+from traincast.graph.tuning.tune import AdapterDType, FineTuning, fine_tuned
 from traincast.measured.dialect import vocabulary
 from traincast.measured.run import unstated
-from traincast.measured.tuning.words import AdapterHabit, Adapters, Method, Methods, Storage, Tuning
+from traincast.measured.tuning.words import AdapterHabit, Adapters, Method, Methods, Quantized, Tuning
 from traincast.strategy import Runtime
-from traincast.tables import Row, RowError, figure
+from traincast.tables import Row, RowError, figure, text
 
 _TILE: Final = 128
 """Side of the tiles of scores that kernels of attention compute at once."""
@@ -32,6 +32,22 @@ def method_of(row: Row, tuning: Tuning, assumed: list[str] | None = None) -> Met
     if found is None and assumed is not None:
         assumed.append(f"method {tuning.method!r} not known: LoRA with the trained parameters that the row states")
     return found or words.known[_LORA]
+
+
+def adapter_dtype(row: Row, runtime: Runtime, tuning: Tuning) -> AdapterDType:
+    """Return how the adapters of a row are stored: in fp32, or in the precision of the model.
+
+    The PEFT library stores them in fp32; beside 16-bit weights, some of its releases stored them in 16 bits. DeepSpeed
+    converts all parameters to the precision of the model when it shards their states. Trained copies of 16-bit modules,
+    which outweigh the adapters, have 16 bits.
+    """
+    words = vocabulary(Adapters)
+    if words.converts_all(row) and (figure(row, "zero") or 0.0) >= 1.0:
+        return "model"
+    first, last = words.narrow_dates
+    if not tuning.quantize and (first <= text(row, "date") < last or words.embeddings(row)):
+        return "model"
+    return runtime.defaults.adapter_dtype
 
 
 def extra_tokens(row: Row, tuning: Tuning) -> int:
@@ -77,12 +93,14 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             rank=rank,
             targets=targets,
             freeze=frozen,
+            train=words.embedding_parts if words.embeddings(row) else (),
             quantize=tuning.quantize,
             dropout=habit.dropout,
-            compute="fp32" if wide and method.base == "lora" else "model",
+            dtype=adapter_dtype(row, runtime, tuning),
+            compute="fused" if words.fused(row) or method.base == "scale" else "fp32" if wide else "model",
         ),
     )
-    storage = vocabulary(Storage)
+    storage = vocabulary(Quantized)
     if tuning.quantize.startswith("nf4") and storage.keeps_inputs(row):
         assumed.append(f"4-bit layers keep their inputs, as {storage.keeps_inputs_as}")
         tuned = _keeping_inputs(tuned)

@@ -16,14 +16,15 @@ from traincast.errors import UnknownNameError
 from traincast.graph import DType
 from traincast.graph.zoo.known_models import known_model
 from traincast.measured.dialect import Meanings, Pattern, Said, meaning, vocabulary
-from traincast.measured.memory import MemoryKind, memory_of
+from traincast.measured.memory import MemoryKind, memory_of, usual_kind
 from traincast.measured.models.language import Models, zoo_name
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.steps import read_row
-from traincast.measured.tuning.graph import extra_tokens
+from traincast.measured.tuning.graph import adapter_dtype, extra_tokens
 from traincast.measured.tuning.lengths import Lengths, batch_lengths, batches_of, varied
-from traincast.measured.tuning.words import Adapters, Methods, Storage, Tuning, tuning_of
-from traincast.strategy import Request, Runtime, find_runtime, load_precision
+from traincast.measured.tuning.words import Adapters, Methods, Quantized, Tuning, tuning_of
+from traincast.strategy import Request, Runtime, find_runtime, load_precision, load_runtime
+from traincast.strategy.program.losses import LossName, with_loss
 from traincast.strategy.program.precision import Precision
 from traincast.strategy.strategy import Offload
 from traincast.tables import Row, RowError, figure, text, whole
@@ -41,8 +42,14 @@ class Programs:
     container_as: str
     plain_as: str
     plain_runtime: str
+    sharders: tuple[str, ...]
     fused_kernels: Said
+    compiled: Said
+    compiled_as: str
+    in_backward: Said
+    losses: dict[LossName, Said]
     eager: Said
+    keeps_once: tuple[str, ...]
     reshards_since: int
     virtual_stages: Said
     mixed: Said
@@ -99,13 +106,14 @@ class MeasuredTuning:
     """One measured fine-tuning run.
 
     ``run`` has the request and the time of a step. ``longest`` is the request for the batch whose memory was measured;
-    ``kind`` says how it was counted. ``batches`` are lengths of consecutive batches, relative to that one, of one or
-    more runs whose reserved memory is averaged.
+    ``kind`` says how it was counted, as stated or (``kind_stated`` false) as usual. ``batches`` are lengths of
+    consecutive batches, relative to that one, of one or more runs whose reserved memory is averaged.
     """
 
     run: Measured
     longest: Request
     kind: MemoryKind
+    kind_stated: bool
     batches: tuple[tuple[float, ...], ...]
     tuning: Tuning
 
@@ -120,7 +128,7 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
     row = completed(row, assumed)
     tuning = tuning_of(row) if tuning is None else tuning
     padded = vocabulary(Lengths).padded if padded is None else padded
-    memory = memory_of(row, assumed)
+    memory = memory_of(row)
     seconds = _seconds(row)
     if seconds is None and memory is None:
         raise RowError("neither a time nor a memory is stated")
@@ -130,7 +138,10 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
     reading = _reading(row, tuning, mean)
     longest = reading if longest_length == mean else _reading(row, tuning, longest_length)
     assumed += reading.assumed
-    batches = batches_of(row, high=only_high, assumed=assumed) if memory and memory.kind != "allocated" else ()
+    kind: MemoryKind = "allocated"
+    if memory is not None:
+        kind = memory.kind or usual_kind(longest.request.runtime, assumed)
+    batches = batches_of(row, high=only_high, assumed=assumed) if kind != "allocated" else ()
     return MeasuredTuning(
         run=Measured(
             index=index,
@@ -141,7 +152,8 @@ def read_tuning(index: int, row: Row, *, tuning: Tuning | None = None, padded: f
             assumed=tuple(dict.fromkeys(assumed)),
         ),
         longest=longest.request,
-        kind=memory.kind if memory else "allocated",
+        kind=kind,
+        kind_stated=memory is None or memory.kind != "",
         batches=batches,
         tuning=tuning,
     )
@@ -243,15 +255,17 @@ def _year(row: Row) -> int:
 def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) -> Runtime:
     """Return ``runtime``, with two copies of the inputs of recomputed layers where plain PyTorch keeps two.
 
-    FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps. PEFT's
-    preparation of 4- and 8-bit models makes norms fp32, and with them the inputs of layers.
+    FSDP holds the inputs of modules whose parameters are frozen, beside those that recomputation keeps; FSDP2 does not.
+    PEFT's preparation of 4- and 8-bit models makes norms fp32, and with them the inputs of layers.
     """
     if tuning.method == "full" or not runtime.memory.frees_gradients:
         return runtime
-    words = vocabulary(Storage)
+    words, programs = vocabulary(Quantized), vocabulary(Programs)
     prepared = tuning.quantize in words.prepared and not words.unprepared(row)
     sharded = request.strategy.zero == _SHARDED and request.strategy.dp > 1
-    twice = sharded or (prepared and runtime.name == vocabulary(Programs).plain_runtime)
+    twice = (sharded and runtime.name not in programs.keeps_once) or (
+        prepared and runtime.name == programs.plain_runtime
+    )
     return runtime.patched(memory={"kept_inputs": 2.0}) if twice else runtime
 
 
@@ -259,16 +273,18 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     """Return the dtypes of a run.
 
     Plain PyTorch trains all weights of a 16-bit model in 16 bits, states included; FSDP with automatic mixed precision
-    trains fp32 copies of them. Adapters are fp32 beside 16-bit weights.
+    trains fp32 copies of them. Adapters are fp32 beside 16-bit weights, unless they have 16 bits themselves.
     """
     found, runtime, words = request.precision, request.runtime, vocabulary(Programs)
     if not runtime.memory.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
+    pure = replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
+    copied = words.keeps_copies(row) or request.strategy.zero in (1, 2)
     method = vocabulary(Methods).known.get(tuning.method)
     if tuning.method != "full" and not (method and method.trains_weights):
-        return half
-    if words.keeps_copies(row) or request.strategy.zero in (1, 2):
+        return pure if adapter_dtype(row, runtime, tuning) == "model" and not copied else half
+    if copied:
         return half  # the optimizer keeps fp32 copies of 16-bit weights
     stored_wide = words.mixed(row) or (words.upcasts(row) and not words.pure(row))
     spread = request.strategy.zero == _SHARDED and request.strategy.dp > 1
@@ -276,16 +292,27 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
         return half  # only trained weights get fp32 copies
     if stored_wide or (spread and words.casts(row)):
         return load_precision("amp" if found.activations is DType.FP16 else "amp-bf16")
-    return replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
+    return pure
 
 
 def _habits(row: Row, runtime: Runtime) -> Runtime:
-    """Return ``runtime`` with what a row says of fused kernels, chunked losses and attention."""
+    """Return ``runtime`` with what a row says of compiled and fused kernels, losses, updates and attention."""
     words = vocabulary(Programs)
     if not runtime.kernels.written_out:
         return runtime
+    if words.compiled(row):
+        compiled = load_runtime(words.compiled_as)
+        runtime = runtime.patched(
+            kernels={"fusions": compiled.kernels.fusions, "written_out": False},
+            launches={"operator": compiled.launches.operator, "backward": compiled.launches.backward},
+        )
     if words.fused_kernels(row):
-        runtime = runtime.patched(memory={"logits_copies": 0.0}, kernels={"fusions": ("loss",), "written_out": False})
+        runtime = runtime.patched(kernels={"written_out": False})
+    loss = next((name for name, said in words.losses.items() if said(row)), None)
+    if loss is not None:
+        runtime = with_loss(runtime, loss)
+    if whole(row, "grad_accum", 1) == 1 and words.in_backward(row):
+        runtime = runtime.patched(memory={"updates_in_backward": True})
     if words.eager(row):
         runtime = runtime.patched(kernels={"attention": "eager"})
     return runtime
@@ -316,7 +343,7 @@ def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
     plain["zero"] = _spelled(row, "zero", vocabulary(Programs).zero)
     plain["precision"] = _stated_precision(row)
     plain["recompute"] = _spelled(row, "recompute", vocabulary(Programs).recompute)
-    plain["framework"] = _framework(row, assumed)
+    plain["framework"], plain["program"] = _framework(row, assumed), text(row, "framework")
     found = vocabulary(Programs).virtual_stages.find(row)
     if found:
         plain["vp"] = int(found[1])
@@ -356,7 +383,7 @@ def _spelled(row: Row, column: str, spellings: Meanings[Any]) -> Any:
 def _stated_precision(row: Row) -> str:
     """Return the precision of a row; formats of stored weights in this column say nothing of the step's."""
     written = re.sub(r"\(.*?\)", "", text(row, "precision")).strip()
-    words = vocabulary(Storage)
+    words = vocabulary(Quantized)
     if not words.quantised.search(written.lower()):
         return written
     found = words.unquantised.search(written.lower())
@@ -366,7 +393,8 @@ def _stated_precision(row: Row) -> str:
 def _framework(row: Row, assumed: list[str]) -> str:
     """Return the framework of a row: a container with tensor or context groups runs one program.
 
-    Others that are not known train plain modules, as most programs for fine-tuning do.
+    Others that are not known train plain modules, as most programs for fine-tuning do. So do those that name only the
+    library that shards them.
     """
     written, words = text(row, "framework"), vocabulary(Programs)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
@@ -377,10 +405,13 @@ def _framework(row: Row, assumed: list[str]) -> str:
         return words.container_as
     if spread:
         return written
+    plain = words.plain_runtime
     try:
-        find_runtime(written)
+        found = find_runtime(written)
     except UnknownNameError:
-        plain = words.plain_runtime
         assumed.append(f"framework {written!r} not known: {plain}" if written else unstated("framework", plain))
+        return words.plain_as
+    if found.name in words.sharders:
+        assumed.append(f"framework {written!r} shards modules of Hugging Face: {plain}")
         return words.plain_as
     return written

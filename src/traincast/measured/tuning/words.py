@@ -60,7 +60,7 @@ class Methods:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class Quantized:
     """How rows spell formats of frozen weights; comments in ``tunings.toml`` explain each entry."""
 
     bits: Pattern
@@ -99,6 +99,11 @@ class Adapters:
     adapts: Said
     adapts_all: Said
     narrow: Said
+    fused: Said
+    embeddings: Said
+    embedding_parts: tuple[str, ...]
+    narrow_dates: tuple[str, str]
+    converts_all: Said
     joined: dict[str, tuple[str, ...]]
     habits: tuple[AdapterHabit, ...]
     modules: dict[str, tuple[str, ...]]
@@ -154,7 +159,7 @@ def _method(written: str) -> str:
 
 def _storage(row: Row, method: str) -> str:
     """Return the format of quantised weights that a row states; "" if none."""
-    bits, words = figure(row, "quant_bits"), vocabulary(Storage)
+    bits, words = figure(row, "quant_bits"), vocabulary(Quantized)
     if not bits:
         stored = " ".join((method, text(row, "model").lower(), text(row, "precision").lower()))
         found = words.bits.search(stored)

@@ -98,7 +98,7 @@ class MemberMemory:
             )
             other = self._other(entry.request, states + beyond)
             memory = states + beyond + other
-            load = self._load(memory, total_at(states, beyond, other, self._factor))
+            load = self._load(memory, total_at(states, beyond, other, self.request.runtime, self._factor))
             if any(hosted) or entry.family.offloads_activations:
                 load = np.maximum(load, self._host_load(entry, way, updates, held[..., 4]))
             seconds = np.full(len(load), NOT_RUN)
@@ -138,12 +138,17 @@ class MemberMemory:
 
         0: bytes kept for backward at the fullest moment of the pass. 1: working memory at that moment. 2: bytes that
         the pass adds to those kept (negative if it frees more). 3: the largest tensor that its tensor-parallel
-        collectives carry. 4: column 2 if no activations were offloaded.
+        collectives carry. 4: bytes that the pass adds to those that wait on the host.
         """
         found = passes_of(entry.footprints[list(kind)], offloaded=entry.family.offloads_activations)
         whole = passes_of(entry.footprints[list(kind)], offloaded=False) if entry.family.offloads_activations else found
         gathered = max((entry.programs[b].footprint.gathered for b in set(kind)), default=0.0)
-        return np.array([(found[p].kept, found[p].working, found[p].leaves, gathered, whole[p].leaves) for p in Pass])
+        return np.array(
+            [
+                (found[p].kept, found[p].working, found[p].leaves, gathered, whole[p].leaves - found[p].leaves)
+                for p in Pass
+            ]
+        )
 
     def _arrangement(self, entry: EvaluatedFamily, way: Way, pieces: Blocks) -> _Arrangement:
         key = way.route, entry.mesh, pieces

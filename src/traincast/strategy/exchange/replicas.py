@@ -76,6 +76,11 @@ class Exchange:
         found = self._over(dense, experts, "all_gather", self.precision.weights.nbytes)
         return [self._item(work, "dp parameters", group) for work, group in found]
 
+    def matrices(self, dense: float, experts: float) -> list[Item]:
+        """Gathers the gradients of whole matrices, in the dtype of activations, for an optimizer of matrices."""
+        found = self._over(dense, experts, "all_gather", self.precision.activations.nbytes)
+        return [self._item(work, "dp matrices", group) for work, group in found]
+
     def owned(self, dense: float, experts: float) -> float:
         """The number of parameters whose optimizer states one rank keeps and updates."""
         if not self.strategy.zero:

@@ -3,8 +3,11 @@
 Weights, gradients and optimizer states of a rank are counted exactly. The rest (activations, workspaces,
 fragmentation, communicators) is a forecast, and a real run holds x times that forecast. log x follows two
 exponentials, one on each side of 0: the probability that x is below q ≥ 1 is 1 − ½ · exp(−log q / b). The scale b
-puts 5 % of runs above a runtime's ``memory_high``; in the same way, 5 % are below its ``memory_low``. The tails of
+puts 5 % of runs above a runtime's ``memory.high``; in the same way, 5 % are below its ``memory.low``. The tails of
 measured runs have this form: they are heavier than those of a normal distribution.
+
+Programs for fine-tuning differ in what they store in which dtype, so that their states are no exact count either: a run
+holds x to the power of ``memory.states_doubt`` times the states.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ _HARDLY: Final = 0.05
 _TAIL: Final = math.log(10.0)
 """Distance from the middle to the point with 5 % beyond it, in scales of the exponential."""
 
+_FARTHEST: Final = 20.0
+_HALVINGS: Final = 60
+"""A share is found between exp(−20) and exp(20) by halving 60 times."""
+
 
 class MemoryFit(enum.Enum):
     """Whether a strategy fits into the memory of devices and hosts, in words."""
@@ -55,33 +62,55 @@ def factor(runtime: Runtime, probability: float) -> float:
     return math.exp(math.log(runtime.memory.low) * math.log(0.5 / probability) / _TAIL)
 
 
-def at_share(memory: Memory, share: float) -> Memory:
-    """``memory`` with everything beyond the states multiplied by ``share``."""
+def at_share(memory: Memory, runtime: Runtime, share: float) -> Memory:
+    """``memory`` of a run that holds ``share`` times the forecast beyond the states."""
     parts = {name: nbytes * share if name == "fragmentation" else nbytes for name, nbytes in memory.parts.items()}
-    return replace(memory, activations=memory.activations * share, other=memory.other * share, parts=parts)
+    of_states = share**runtime.memory.states_doubt
+    return replace(
+        memory,
+        weights=memory.weights * of_states,
+        gradients=memory.gradients * of_states,
+        optimizer=memory.optimizer * of_states,
+        activations=memory.activations * share,
+        other=memory.other * share,
+        parts=parts,
+    )
 
 
 def bytes_with(memory: Memory, runtime: Runtime, probability: float) -> float:
     """Bytes that suffice for a rank with ``probability``."""
-    return float(total_at(memory.states, memory.activations, memory.other, factor(runtime, probability)))
+    return float(total_at(memory.states, memory.activations, memory.other, runtime, factor(runtime, probability)))
 
 
-def total_at(states: Any, activations: Any, other: Any, share: float) -> Any:
+def total_at(states: Any, activations: Any, other: Any, runtime: Runtime, share: float) -> Any:
     """Bytes of a rank whose memory beyond its states is ``share`` times the forecast; takes numbers or arrays."""
-    return states + activations * share + other * share
+    return states * share**runtime.memory.states_doubt + activations * share + other * share
 
 
 def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
     """The probability that a rank's memory fits into ``capacity`` bytes."""
-    room, forecast = capacity - memory.states, memory.total - memory.states
-    if room <= 0.0:
-        return 0.0
-    if forecast <= 0.0:
-        return 1.0
-    beyond = math.log(room / forecast)
+    beyond = _log_share(memory, capacity, runtime)
+    if math.isinf(beyond):
+        return float(beyond > 0.0)
     if beyond >= 0.0:
         return 1.0 - 0.5 * _decay(beyond, math.log(runtime.memory.high))
     return 0.5 * _decay(-beyond, -math.log(runtime.memory.low))
+
+
+def _log_share(memory: Memory, capacity: float, runtime: Runtime) -> float:
+    """The logarithm of the share at which a rank's memory is ``capacity`` bytes; infinite if no share is."""
+    doubt = runtime.memory.states_doubt
+    room, forecast = capacity - memory.states, memory.total - memory.states
+    if not doubt:
+        if room <= 0.0:
+            return -math.inf
+        return math.log(room / forecast) if forecast > 0.0 else math.inf
+    low, high = -_FARTHEST, _FARTHEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        held = memory.states * math.exp(doubt * middle) + forecast * math.exp(middle)
+        low, high = (middle, high) if held < capacity else (low, middle)
+    return low
 
 
 def _decay(distance: float, tail: float) -> float:

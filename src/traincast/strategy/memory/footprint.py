@@ -45,7 +45,8 @@ class Footprint:
     ``deferred`` is still needed for the gradients of the weights when the gradients of the inputs are done: the inputs
     of linear layers and the gradients of their outputs. ``products`` is one gradient of each distinct shape of weights
     (0 for a block that is not repeated). ``gathered`` is the largest tensor that the block's tensor-parallel
-    collectives carry: the whole tensor, not a rank's share.
+    collectives carry: the whole tensor, not a rank's share. ``stays``: its tensors are not offloaded, because it
+    computes the loss, and its backward follows at once.
     """
 
     kept: tuple[Kept, ...]
@@ -54,6 +55,7 @@ class Footprint:
     deferred: float
     products: float
     gathered: float
+    stays: bool = False
 
     @property
     def saved(self) -> float:
@@ -152,15 +154,20 @@ def footprint(
         deferred=deferred,
         products=products,
         gathered=gathered,
+        stays=any(is_loss(model.graph.operators[i]) for i in block.forward),
     )
 
 
 def kept_by(model: ShardedModel, index: int, *, selective: bool) -> float:
     """Bytes that one rank keeps of the tensors that operator ``index`` is the first to save."""
     strategy, runtime = model.strategy, model.runtime
-    if loss_chunks_of(model, index) > 1:  # the gradient of the hidden states, as large as these, is made at once
-        op = rank_operator(model, index)
+    narrow = runtime.memory.half_logits
+    if loss_chunks_of(model, index) > 1 and not narrow:
+        op = rank_operator(model, index)  # the gradient of the hidden states, as large as these, is made at once
         return op.inputs[0].nbytes if op.kind in LINEAR else 0.0
+    if narrow and "log_softmax" in model.graph.operators[index].name:
+        op = rank_operator(model, index)
+        return float(max(t.numel for t in op.inputs) * model.precision.activations.nbytes)
     op = model.precision.apply(model.graph.operators[index].with_batch(model.micro_batch))
     lean = runtime.memory.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
     region = model.experts.get(index)
@@ -296,7 +303,8 @@ def is_loss(op: Operator) -> bool:
 def _logits(model: ShardedModel, op: Operator) -> float:
     """Bytes of the logits while the loss is computed: its input (or the gradient of it), and copies in fp32."""
     numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
-    half = 0 if op.name.startswith("nll_loss") else model.precision.activations.nbytes
+    kept = op.name.startswith("nll_loss") or (model.runtime.memory.half_logits and not model.runtime.memory.loss_chunks)
+    half = 0 if kept else model.precision.activations.nbytes
     return numel * (half + model.runtime.memory.logits_copies * DType.FP32.nbytes)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.graph import Block, DType, OperatorGraph, Phase, TensorSpec
+from traincast.graph.optimizers import matrices_of, optimizer_called
 from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.program.embedding_tables import find_tables
 from traincast.strategy.program.sharded_model import ShardedModel
@@ -47,13 +48,28 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """Trained parameters of a rank that one optimizer updates, by the optimizer's name.
+
+    ``parameters`` of them are updated, ``experts`` of these belong to experts, and ``states`` are the elements of the
+    optimizer's states. ``matrices`` has the number, rows and columns of weights that it multiplies as matrices.
+    """
+
+    optimizer: str
+    parameters: float
+    experts: float
+    states: float
+    matrices: tuple[tuple[float, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
     """What one rank holds of one block.
 
     ``dense`` and ``experts`` are numbers of trained parameters, outside and inside expert regions; ``frozen`` and
     ``frozen_experts`` are the frozen ones in the same way. ``fixed`` are buffers and shared frozen parameters. The
     largest trained parameter has ``largest`` elements. ``tied`` of the trained parameters are a copy of those of
-    another block.
+    another block. ``updated`` divides the trained parameters that the block owns by their optimizer.
     """
 
     dense: float
@@ -63,6 +79,7 @@ class Holdings:
     fixed: tuple[Fixed, ...]
     largest: float = 0.0
     tied: float = 0.0
+    updated: tuple[Updated, ...] = ()
 
     @property
     def frozen_parameters(self) -> float:
@@ -80,11 +97,13 @@ def holdings_of(model: ShardedModel, block: Block) -> Holdings:
     strategy, graph = model.strategy, model.graph
     share = share_of(model, block)
     trained, frozen, fixed, largest, tied = [0.0, 0.0], [Frozen(), Frozen()], [], 0.0, 0.0
+    updated: dict[str, list[tuple[TensorSpec, float, bool]]] = {}
     for i in block.optimizer:
         op = graph.operators[i]
         numel, of_experts = share(op.parameters[0], op.scope)
         trained[of_experts] += numel
         largest = max(largest, numel)
+        updated.setdefault(op.name, []).append((op.parameters[0], numel, of_experts))
     tables = find_tables(graph, block)
     for tensor in block.fixed:
         ways = model.tables.ways if tables.owns(tensor) else 1
@@ -114,6 +133,34 @@ def holdings_of(model: ShardedModel, block: Block) -> Holdings:
         fixed=tuple(fixed),
         largest=largest,
         tied=tied,
+        updated=tuple(_updated(name, weights) for name, weights in updated.items()),
+    )
+
+
+def _updated(name: str, weights: list[tuple[TensorSpec, float, bool]]) -> Updated:
+    """What ``name`` updates on a rank: ``weights``, each with the elements that the rank has, and if experts own it.
+
+    The rank's part of a matrix that tensor parallelism cuts is updated as a matrix of its own, its longer side cut.
+    """
+    optimizer = optimizer_called(name)
+    states = optimizer.states * sum(numel for _, numel, _ in weights)
+    matrices: list[tuple[float, int, int]] = []
+    for spec, numel, of_experts in weights:
+        if optimizer.matrix is None:
+            break
+        count, rows, columns = matrices_of(spec.shape)
+        share = numel / spec.numel
+        if of_experts:
+            matrices.append((count * share, rows, columns))
+        else:
+            matrices.append((count, min(rows, columns), max(1, round(max(rows, columns) * share))))
+        states += matrices[-1][0] * optimizer.matrix(*matrices[-1][1:]).states
+    return Updated(
+        optimizer=name,
+        parameters=sum(numel for _, numel, _ in weights),
+        experts=sum(numel for _, numel, of_experts in weights if of_experts),
+        states=states,
+        matrices=tuple(matrices),
     )
 
 

@@ -58,6 +58,7 @@ def updates_of(
 
 
 def kept_by(chunk: Sequence[BlockProgram]) -> list[float]:
-    """Bytes that each pass of a chunk adds to the activations that wait for backward; negative if it frees more."""
-    passes = passes_of(footprints_of(chunk), offloaded=False)
-    return [passes[what].leaves for what in Pass]
+    """Bytes that each pass of a chunk adds to the activations that wait on the host; negative if it frees more."""
+    footprints = footprints_of(chunk)
+    here, all_of_them = (passes_of(footprints, offloaded=offloaded) for offloaded in (True, False))
+    return [all_of_them[what].leaves - here[what].leaves for what in Pass]

@@ -212,7 +212,10 @@ def states_of(
     held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
     updates = held[1] if updates_here(strategy, optimizer=optimizer) else 0.0
     states = sum_of_states(programs, precision)
-    paged = any(p.num_parameters and optimizer_called(p.optimizer_name).paged for p in programs)
+    paged = any(optimizer_called(u.optimizer).paged for p in programs for u in p.updated)
+    gradients = held[2]
+    if runtime.memory.updates_in_backward and updates_here(strategy, optimizer=optimizer):
+        gradients = min(gradients, max((p.largest_parameter for p in programs), default=0.0))
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
     frozen, buffers = _fixed(programs, strategy=strategy)
     return {
@@ -223,7 +226,7 @@ def states_of(
             "gathered parameters": _gathered(programs, strategy=strategy, runtime=runtime, precision=precision),
         },
         "gradients": {
-            "gradients": precision.gradient_bytes(held[2]),
+            "gradients": precision.gradient_bytes(gradients),
             "gradients before their sum": _copies(programs, strategy=strategy, runtime=runtime, precision=precision),
             "gradients not sent yet": residual,
         },
@@ -235,8 +238,12 @@ def states_of(
 
 
 def sum_of_states(programs: Sequence[BlockProgram], precision: Precision) -> float:
-    """Bytes of all states that the optimizer keeps for one weight."""
-    return max((p.optimizer_states * precision.state_bytes(p.optimizer_name) for p in programs), default=0.0)
+    """Bytes of all states that optimizers keep for one weight: the mean over the weights."""
+    each = [(u.parameters, u.states * precision.state_bytes(u.optimizer)) for p in programs for u in p.updated]
+    rates = {nbytes / parameters for parameters, nbytes in each if parameters}
+    if len(rates) < 2:
+        return max(rates, default=0.0)
+    return sum(nbytes for _, nbytes in each) / sum(parameters for parameters, _ in each)
 
 
 def _fixed(programs: Sequence[BlockProgram], *, strategy: Strategy) -> tuple[float, float]:
@@ -384,10 +391,13 @@ def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, str
 
 
 def footprints_of(programs: Sequence[BlockProgram]) -> Floats:
-    """One row per block, in bytes: kept, working in forward, working in backward, deferred for gradients of weights."""
+    """One row per block: bytes kept, working in forward, working in backward, deferred for gradients of weights.
+
+    The last column is 1 if the block's tensors may be offloaded, else 0.
+    """
     distinct = {id(p): p.footprint for p in programs}
-    rows = {key: (f.saved, f.forward, f.backward, f.deferred) for key, f in distinct.items()}
-    return np.array([rows[id(p)] for p in programs]).reshape(-1, 4)
+    rows = {key: (f.saved, f.forward, f.backward, f.deferred, not f.stays) for key, f in distinct.items()}
+    return np.array([rows[id(p)] for p in programs], dtype=np.float64).reshape(-1, 5)
 
 
 def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
@@ -396,8 +406,8 @@ def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
     If activations are ``offloaded``, the device holds those of a block only while the block runs, and while backward
     fetches those of the next block.
     """
-    kept, forward, backward, later = footprints.T
-    saved, deferred = (np.zeros_like(kept), np.zeros_like(kept)) if offloaded else (kept, later)
+    kept, forward, backward, later, movable = footprints.T
+    saved, deferred = (kept * (1.0 - movable), later * (1.0 - movable)) if offloaded else (kept, later)
     moving = kept - saved
     so_far = np.cumsum(saved)
     total, weights = float(saved.sum()), float(deferred.sum())

@@ -78,14 +78,15 @@ def holders(
 
 def _alive(chunks: Sequence[Sequence[BlockProgram]], step: Step, strategy: Strategy) -> Iterator[Holder]:
     """The tensors kept at ``step``: of the running microbatch up to its block, and of all others in flight."""
-    if "activations" in strategy.offload:
-        return
+    offloaded = "activations" in strategy.offload
     for number, chunk in enumerate(chunks):
         runs = number == step.slot.chunk and step.slot.what is not Pass.WEIGHT
         others = step.in_flight[number] - runs
         kept: dict[str, float] = defaultdict(float)
         later = 0.0
         for position, program in enumerate(chunk):
+            if offloaded and not program.footprint.stays:
+                continue
             reached = runs and position <= step.block
             for tensor in program.footprint.kept:
                 kept[tensor.label] += tensor.nbytes * (others + reached)

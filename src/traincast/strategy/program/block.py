@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from traincast.graph import Block, DType, Operator
-from traincast.graph.optimizers import OPTIMIZERS
+from traincast.graph import Block, DType, Operator, OpKind
 from traincast.graph.vocabulary import LINEAR
 from traincast.strategy.memory.footprint import Footprint, footprint
-from traincast.strategy.memory.holdings import Fixed, Frozen, Holdings, holdings_of
+from traincast.strategy.memory.holdings import Fixed, Frozen, Holdings, Updated, holdings_of
 from traincast.strategy.mesh import Group
 from traincast.strategy.program.embedding_tables import find_tables
 from traincast.strategy.program.host_work import beside_operators
@@ -27,6 +27,9 @@ from traincast.strategy.program.works import accumulation, offloaded, operator_i
 from traincast.strategy.schedules.slots import Pass
 from traincast.work import Collective, Launch
 
+_PREPARED: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV, OpKind.BATCH_NORM})
+"""Operators for which the host prepares a library's call."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockProgram:
@@ -35,8 +38,8 @@ class BlockProgram:
     The rank trains ``num_parameters`` parameters, of which ``expert_parameters`` belong to experts; the largest one has
     ``largest_parameter`` elements, and ``tied_parameters`` are a copy of another block's. ``frozen`` and
     ``frozen_experts`` are the parameters that it holds without training them. ``fixed`` are its buffers, and frozen
-    parameters that it holds once for several blocks. ``footprint`` is the memory of its passes. ``boundary_bytes``
-    bytes go to the next block.
+    parameters that it holds once for several blocks. ``updated`` divides the trained parameters by their optimizers.
+    ``footprint`` is the memory of its passes. ``boundary_bytes`` bytes go to the next block.
     """
 
     scope: str
@@ -51,8 +54,7 @@ class BlockProgram:
     frozen: Frozen
     frozen_experts: Frozen
     fixed: tuple[Fixed, ...]
-    optimizer_states: int
-    optimizer_name: str
+    updated: tuple[Updated, ...]
     footprint: Footprint
     boundary_bytes: float
     flops: float
@@ -103,7 +105,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         lambda: holdings_of(model, block),
     )
     parameters = holdings.dense + holdings.experts
-    if "activations" in model.strategy.offload and held.kept:
+    if "activations" in model.strategy.offload and held.kept and not held.stays:
         forward, backward = (
             [*items, offloaded(model, held.saved, items, way)] for items, way in ((forward, "out"), (backward, "back"))
         )
@@ -115,7 +117,6 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         forward = [weight_cast(model, wide), *forward]
     if model.runtime.launches.cuda_graphs:
         forward, backward = _graphed(forward), _graphed(backward)
-    first = next((model.graph.operators[i] for i in block.optimizer), None)
     return BlockProgram(
         scope=block.scope,
         forward=tuple(forward),
@@ -129,8 +130,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         frozen=holdings.frozen,
         frozen_experts=holdings.frozen_experts,
         fixed=holdings.fixed,
-        optimizer_states=OPTIMIZERS[first.name].states if first else 0,
-        optimizer_name=first.name if first else "adamw",
+        updated=holdings.updated,
         footprint=held,
         boundary_bytes=boundary,
         flops=sum(i.work.flops for i in (*forward, *backward) if isinstance(i.work, Operator)),
@@ -138,23 +138,29 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
 
 
 def _forward(model: ShardedModel, block: Block) -> list[Item]:
-    return _pass(model, block, block.forward, forward_traffic(model, block), model.runtime.launches.operator)
+    launches = model.runtime.launches
+    return _pass(model, block, block.forward, forward_traffic(model, block), launches.operator, launches.prepared)
 
 
 def _backward(model: ShardedModel, block: Block) -> list[Item]:
-    return _pass(model, block, block.backward, backward_traffic(model, block), model.runtime.launches.backward)
+    launches, traffic = model.runtime.launches, backward_traffic(model, block)
+    return _pass(model, block, block.backward, traffic, launches.backward, launches.prepared_backward)
 
 
-def _pass(
-    model: ShardedModel, block: Block, indices: Sequence[int], traffic: Traffic, kernel_launches: float
+def _pass(  # noqa: PLR0917
+    model: ShardedModel, block: Block, indices: Sequence[int], traffic: Traffic, kernel_launches: float, prepared: float
 ) -> list[Item]:
-    """The works of the operators ``indices`` in order, with the traffic around them."""
-    launches = Launch(kernels=kernel_launches + beside_operators(model.graph, model.micro_batch))
-    first = launches + Launch(blocks=model.runtime.launches.block)
+    """The works of the operators ``indices`` in order, with the traffic around them.
+
+    Each needs ``kernel_launches``, and ``prepared`` more if it is one that a library prepares.
+    """
+    usual = kernel_launches + beside_operators(model.graph, model.micro_batch)
     found: list[Item] = []
     for n, i in enumerate(indices):
+        more = prepared if model.graph.operators[i].kind in _PREPARED else 0.0
+        launches = Launch(kernels=usual, prepared=more, blocks=0.0 if n else model.runtime.launches.block)
         found += traffic.before[i]
-        found += operator_items(model, i, block, launches if n else first, traffic.hidden.get(i))
+        found += operator_items(model, i, block, launches, traffic.hidden.get(i))
         found += traffic.after[i]
     return found
 

@@ -48,6 +48,8 @@ def _rank_operator(model: ShardedModel, index: int) -> Operator:
     if op.kind is OpKind.GROUPED_GEMM:
         gradients = model.precision.gradients if makes_weight_gradients(model.graph, index) else None
         kept |= kernel_marks(model.runtime, gradients)
+    if op.kind is OpKind.CONV and model.runtime.kernels.layout != "channels_last":
+        kept["layout"] = model.runtime.kernels.layout
     if model.runtime.kernels.sorts_ids and op.name == "embedding_dense_backward":
         kept["ids"] = "sorted"
     return replace(op, scope="", saved=(), parameters=(), attributes=kept)
@@ -61,14 +63,23 @@ def rank_expert(model: ShardedModel, op: Operator, region: Region) -> Operator:
 
 
 def rank_works(model: ShardedModel, index: int) -> list[Operator]:
-    """The works that a rank runs for an operator: several if attention is not fused, else one."""
+    """The works that a rank runs for an operator: several if attention is not fused, none for an empty conversion."""
     op = rank_operator(model, index)
+    if _converts_nothing(model, index, op):
+        return []
     if op.kind is not OpKind.ATTENTION:
         return [op]
     runtime = model.runtime
     if runtime.kernels.attention == "flash" and runtime.kernels.sinks != "flash" and _has_sinks(model, index):
         return kernels_of(without_window(op), runtime.kernels.sinks)
     return kernels_of(op, runtime.kernels.attention)
+
+
+def _converts_nothing(model: ShardedModel, index: int, op: Operator) -> bool:
+    """Whether an operator converts a tensor of an adapter to the dtype that it has already: the step is in fp32."""
+    if op.name != "_to_copy" or "adapts" not in model.graph.operators[index].attributes:
+        return False
+    return op.inputs[0].dtype is op.outputs[0].dtype
 
 
 def _has_sinks(model: ShardedModel, index: int) -> bool:
