@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -280,6 +281,11 @@ def picking(rows: Sequence[Row]) -> str:
         return ""
     made = [
         ("calibrated, probability of a stall counted", figures.picks(groups, figures.expected)),
+        ("calibrated, geometric mean of both modes", figures.picks(groups, figures.log_mean)),
+        *(
+            (f"calibrated, {name} of both modes", figures.picks(groups, partial(figures.in_the_worse, chance=p)))
+            for name, p in (("90th percentile", 0.1), ("75th percentile", 0.25), ("median", 0.5))
+        ),
         ("calibrated, in the more likely mode", figures.picks(groups, lambda row: row["calibrated"])),
         ("zero-shot", figures.picks(groups, lambda row: row["zero_shot"])),
         (_RANDOM, figures.random_picks(groups)),

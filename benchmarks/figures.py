@@ -139,6 +139,23 @@ def expected(row: Row) -> float | None:
     return float((1.0 - chance) * row["usual"] + chance * row["stalled"])
 
 
+def log_mean(row: Row) -> float | None:
+    """Return the geometric mean of both modes, weighted by their probabilities."""
+    if row.get("usual") is None:
+        return None
+    return float(row["usual"] * (row["stalled"] / row["usual"]) ** (row.get("stall_chance") or 0.0))
+
+
+def in_the_worse(row: Row, chance: float) -> float | None:
+    """Return the stalled time if a stall has at least the probability ``chance``, and the usual one otherwise.
+
+    This is the quantile 1 − ``chance`` of a run that takes one of both times.
+    """
+    if row.get("usual") is None:
+        return None
+    return float(row["stalled"] if (row.get("stall_chance") or 0.0) >= chance else row["usual"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
     """How good the runs are that a forecast picks from ``groups`` groups of runs.

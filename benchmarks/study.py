@@ -251,7 +251,8 @@ def _pooled(results: dict[tuple[str, str, str], Calibrated]) -> dict[tuple[str, 
             own = result.calibration
             if own.seen and not result.moves:  # factors of models alone: their own errors are not among those above
                 low, high = min(low, own.low), max(high, own.high)
-            pooled[key] = replace(result, calibration=replace(result.calibration, low=low, high=high))
+            rest = 1.0 - (own.few.share if own.few else 0.0)
+            pooled[key] = replace(result, calibration=replace(own, low=low**rest, high=high**rest))
         else:
             pooled[key] = result
     return pooled

@@ -96,10 +96,11 @@ def test_calibrate_writes_a_cluster_that_predict_can_use(
         ["calibrate", "runs.csv", "--cluster", "my.toml", "-o", "my-calibrated.toml", "--json"], capsys
     )  # fmt: skip
     said = json.loads(out)
-    assert code == 0 and said["runs"] == 2 and said["parameters"]
+    assert code == 0 and said["runs"] == 2 and said["calibration"]["few"]["share"] == 1.0
     assert not list(tmp_path.glob("*.journal")) and not list(tmp_path.glob(".*.part"))
     cluster = load_cluster("my-calibrated.toml:2")
     assert cluster.calibration is not None and cluster.calibration.runs == 2
+    assert cluster.calibration.few is not None and cluster.calibration.few.doubt < 1.0
     code, out, _ = run(
         ["predict", "bert-base", "--cluster", "my-calibrated.toml", "--global-batch", "64", "--strategy",
          "dp=8,micro_batch=4", "--seq", "128", "--runtime", "pytorch", "--json"], capsys

@@ -122,11 +122,22 @@ def test_a_stall_is_forecast_where_it_is_likely_and_bounds_the_interval_where_it
     assert found.step_s == (5.0 if chance >= MOST_LIKELY else 1.0)
     assert found.high_s == pytest.approx(1.2 * (5.0 if chance > 0.05 else 1.0), rel=1e-12)
     assert found.low_s == pytest.approx(0.9 * (5.0 if chance > 0.95 else 1.0), rel=1e-12)
+    both = [("usual", 1.0), ("stalled", 5.0)] if 0.05 < chance < 0.95 else []
+    assert [(m.name, m.step_s) for m in found.modes] == both
+    assert [m.probability for m in found.modes] == pytest.approx([1.0 - chance, chance][: len(both)])
     said = [w for w in found.warnings if "stalled" in w]
     assert len(said) == (chance > 0.05)
     if said:
         assert said[0].startswith(f"{chance:.0%} of similar runs stalled")
         assert "5.0 times as long" in said[0]
+
+
+def test_modes_are_scaled_with_the_step_and_raised_to_its_floor() -> None:
+    calibration = Calibration(runtimes=("megatron",), stall=Stall(seconds=0.0, base=0.0))
+    found = expect(calibration, look(), usual_s=1.0, stalled_s=5.0, runtime="megatron").scaled(2.0)
+    assert [m.step_s for m in found.modes] == [2.0, 10.0]
+    assert [m.step_s for m in found.above(3.0).modes] == [3.0, 10.0]
+    assert sum(m.probability for m in found.modes) == 1.0
 
 
 def test_a_stall_is_never_shorter_than_a_usual_step() -> None:

@@ -15,6 +15,7 @@ from tests.searching.problems import TINY
 from traincast import Forecast, load_cluster
 from traincast.cluster import FACTORS
 from traincast.forecast import forecast
+from traincast.report.outlook import Mode
 from traincast.searching.sureness import DRAWS, chances, drawn_seconds, spreads, ties
 
 WIDE = "gpt:layers=2,hidden=1024,heads=8,vocab=1000,seq=512"
@@ -115,6 +116,18 @@ def test_a_calibrated_cluster_is_drawn_as_it_was_measured() -> None:
     assert whole > 2 * own
     assert np.std(known[:, 0]) == pytest.approx(whole, rel=0.2)
     assert np.std(known[:, 0] - known[:, 1]) == pytest.approx(np.sqrt(2) * own, rel=0.2)
+
+
+def test_a_run_that_may_stall_is_drawn_in_both_modes() -> None:
+    there = on_ultrascale("dp=8,micro_batch=2")
+    step = there.report.step_s
+    modes = (Mode(name="usual", step_s=step, probability=0.75), Mode(name="stalled", step_s=9 * step, probability=0.25))
+    report = replace(there.report, modes=modes, low_s=0.7 * step, high_s=10.0 * step)
+    drawn = drawn_seconds([replace(there, report=report)], draws=2000)[:, 0] / step
+    assert np.mean(drawn > 3.0) == pytest.approx(0.25, abs=0.03)
+    assert np.median(drawn[drawn <= 3.0]) == pytest.approx(1.0, rel=0.02)
+    assert np.median(drawn[drawn > 3.0]) == pytest.approx(9.0, rel=0.02)
+    assert np.quantile(drawn[drawn <= 3.0], 0.05) == pytest.approx(0.7, rel=0.05)
 
 
 def test_a_calibrated_cluster_does_not_take_the_draws_of_another_one_with_its_device() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from traincast.calibrating.ask import CURVE
 from traincast.calibrating.correction import domain
+from traincast.calibrating.few import offsets, share_of_few, with_few
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.intervals import bounds
 from traincast.calibrating.parameters import PARAMETERS, Prior, calibration_at
@@ -22,6 +24,7 @@ from traincast.calibrating.study import (
     Odd,
     corrected,
     fold_numbers,
+    forecast_by,
     held_out,
     helps,
     learning_curve,
@@ -178,8 +181,45 @@ def _calibrated(
     held = HeldOut.from_lists(kept.part("held out runs", lambda: left_out(_configuration)))
     by_model = HeldOut.from_lists(kept.part("held out models", lambda: left_out(_model)))
     points = tuple(CurvePoint(**point) for point in kept.part(f"curve {list(curve)}", curve_points))
-    result = _judged(runs, whole, held, by_model, points)
+    result = _between(runs, _judged(runs, whole, held, by_model, points))
     return replace(result, warnings=(*result.warnings, *kept.warnings))
+
+
+def _between(runs: Sequence[MeasuredRun], made: Calibrated) -> Calibrated:
+    """Return a calibration between the offsets that a few runs show and what was fitted to many (``made``).
+
+    Runs that show a slow mode are not few, and offsets cannot tell who stalled: then the fit decides alone.
+    """
+    share = share_of_few(len(runs))
+    if share <= 0.0 or made.calibration.stall is not None:
+        return made
+    calibration = with_few(made.calibration, offsets(runs), share)
+    held, by_model = (
+        _held_between(runs, h, share, corrected=made.correction_kept) for h in (made.held, made.held_by_model)
+    )
+    moves = [replace(move, after=float(getattr(calibration, move.name))) for move in made.moves]
+    return replace(
+        made,
+        calibration=calibration,
+        moves=tuple(moves) if share < 1.0 else (),
+        fitted=tuple(forecast_by(calibration, run) / run.seconds - 1.0 for run in runs),
+        held=held,
+        held_by_model=by_model,
+        helped=made.helped or helps(runs, held),
+        odd=tuple(odd_runs(runs, held)),
+    )
+
+
+def _held_between(runs: Sequence[MeasuredRun], held: HeldOut, share: float, *, corrected: bool) -> HeldOut:
+    """Return forecasts of held-out runs between those by the offsets of the other runs and those of ``held``."""
+    usual = held.forecast(corrected=corrected)
+    for number in np.unique(held.fold[held.fold >= 0]).tolist():
+        others = offsets([run for run, fold in zip(runs, held.fold.tolist(), strict=True) if fold != number])
+        for i in np.flatnonzero(held.fold == number).tolist():
+            few = runs[i].simulated(Calibration()) * math.exp(others.at(runs[i]))
+            usual[i] = usual[i] ** (1.0 - share) * few**share
+    ones = np.where(np.isfinite(usual), 1.0, np.nan)
+    return replace(held, usual=usual, stalled=usual, factor=ones, own=ones, own_plain=ones, chance=0.0 * ones)
 
 
 def _judged(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from traincast.calibrating.ask import CURVE
 from traincast.calibrating.correction import fit_correction
+from traincast.calibrating.few import offsets, share_of_few, with_few
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.parameters import Prior
 from traincast.calibrating.runs import MeasuredRun
@@ -215,14 +216,10 @@ def learning_curve(
             order = rng.permutation(len(runs))
             seen = [runs[i] for i in order[:size].tolist()]
             judged = [runs[i] for i in order[size:][:_CURVE_JUDGED].tolist()] if size else list(runs)
-            calibration = _careful(seen, prior)
-            errors.append(
-                [
-                    abs(run.simulated(calibration) * correction_at(calibration.correction, run.look.features)
-                        / run.seconds - 1.0)
-                    for run in judged
-                ]
-            )  # fmt: skip
+            calibration = Calibration()
+            if seen:
+                calibration = with_few(_careful(seen, prior), offsets(seen), share_of_few(len(seen)))
+            errors.append([abs(forecast_by(calibration, run) / run.seconds - 1.0) for run in judged])
             if done is not None:
                 done()
         means = [100.0 * float(np.mean(e)) for e in errors]
@@ -236,6 +233,12 @@ def learning_curve(
             )
         )
     return points
+
+
+def forecast_by(calibration: Calibration, run: MeasuredRun) -> float:
+    """Return the seconds of a run that does not stall, with the correction and the factors of ``calibration``."""
+    factor = calibration.factor_of(run.look.model, run.look.precision)
+    return run.simulated(calibration) * correction_at(calibration.correction, run.look.features) * factor
 
 
 def _careful(seen: Sequence[MeasuredRun], prior: Prior | None) -> Calibration:

@@ -1,7 +1,16 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
 from traincast.cluster.calibrated import find_calibrated, find_calibration, find_entry, write_calibrated
-from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, SeenModel, Stall
+from traincast.cluster.calibration import (
+    FACTORS,
+    FEATURES,
+    MOST_LIKELY,
+    Calibration,
+    Correction,
+    Few,
+    SeenModel,
+    Stall,
+)
 from traincast.cluster.catalog import assumed_nodes, cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
 from traincast.cluster.interconnect import find_node
@@ -16,6 +25,7 @@ __all__ = [
     "Cluster",
     "Correction",
     "Device",
+    "Few",
     "InterTopology",
     "IntraTopology",
     "Link",

@@ -147,10 +147,10 @@ def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | 
             lines.append(f"{name} = {_number(value)}{comment}")
     if calibration.seen:
         lines += ["seen = [", *(f"  {_seen(each)}," for each in calibration.seen), "]"]
-    if calibration.stall is not None:
-        stall = calibration.stall
-        lines += ["", "[calibration.stall]"]
-        lines += [f"{name} = {_number(getattr(stall, name))}" for name in type(stall).__slots__]
+    for name, table in (("stall", calibration.stall), ("few", calibration.few)):
+        if table is not None:
+            lines += ["", f"[calibration.{name}]"]
+            lines += [f"{key} = {_number(getattr(table, key))}" for key in type(table).__slots__]
     if calibration.correction is not None:
         correction = calibration.correction
         lines += ["", "[calibration.correction]"]
@@ -162,7 +162,8 @@ def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | 
 
 def _seen(each: SeenModel) -> str:
     names = f"model = {_quoted(each.model)}, precision = {_quoted(each.precision)}"
-    return f"{{ {names}, factor = {_number(each.factor)}, runs = {each.runs} }}"
+    doubt = f", doubt = {_number(each.doubt)}" if each.doubt < 1.0 else ""
+    return f"{{ {names}, factor = {_number(each.factor)}, runs = {each.runs}{doubt} }}"
 
 
 def write_calibrated(

@@ -12,6 +12,7 @@ from traincast.schema import Words
 
 Factor: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0, description="seconds")]
+Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 LogOdds: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Nodes: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
@@ -73,13 +74,28 @@ class Correction:
 class SeenModel:
     """A model that was measured: its steps in ``precision`` take ``factor`` times what the parameters say.
 
-    ``runs`` runs of it were measured. ``model`` is the name of its graph.
+    ``runs`` runs of it were measured. ``model`` is the name of its graph. ``doubt`` is that of :class:`Few` for it.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
     precision: Annotated[str, Meta(min_length=1, max_length=100)]
     factor: Factor
     runs: Annotated[int, Meta(ge=1, le=10**9)]
+    doubt: Share = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few:
+    """What a handful of runs says, too few to fit parameters to: every step takes ``offset`` times what these say.
+
+    ``share`` is how much such offsets count beside the parameters: 1 with a few runs, less with more. The interval of
+    an uncalibrated cluster counts with the same share, narrowed to the share ``doubt`` of its width (as logarithms),
+    which the runs leave for models that were not measured.
+    """
+
+    share: Share
+    offset: Factor = 1.0
+    doubt: Share = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +115,7 @@ class Calibration:
 
     In 90 % of cases like the measured ones, a run takes between ``low`` and ``high`` times its forecast. The interval
     widens with the distance from measured runs, up to ``unknown``, the standard deviation of the logarithm there.
+    With a handful of runs, ``few`` has what they say of all steps, and how much of an uncalibrated interval is added.
     """
 
     gemm: Factor = 1.0
@@ -132,10 +149,18 @@ class Calibration:
     stall: Stall | None = None
     correction: Correction | None = None
     seen: tuple[SeenModel, ...] = ()
+    few: Few | None = None
 
     def factor_of(self, model: str, precision: str) -> float:
-        """Returns the factor of a model that was measured in ``precision``; 1 for all others."""
-        return next((s.factor for s in self.seen if (s.model, s.precision) == (model, precision)), 1.0)
+        """Returns the factor on steps of a model in ``precision``: the cluster's, and its own if it was measured."""
+        shared = self.few.offset if self.few else 1.0
+        return shared * next((s.factor for s in self.seen if (s.model, s.precision) == (model, precision)), 1.0)
+
+    def doubt_of(self, model: str, precision: str) -> float:
+        """Returns the share of an uncalibrated interval that a handful of runs leaves for a model; 0 with many runs."""
+        if self.few is None:
+            return 0.0
+        return next((s.doubt for s in self.seen if (s.model, s.precision) == (model, precision)), self.few.doubt)
 
     def step(self, simulated_s: float, *, nodes: int) -> float:
         """Calibrated seconds of a step that takes ``simulated_s`` in the simulation."""

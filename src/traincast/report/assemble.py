@@ -100,6 +100,7 @@ def make_report(
         step_s=pace.step_s,
         low_s=pace.low_s,
         high_s=pace.high_s,
+        modes=pace.modes,
         floor_s=pace.floor_s,
         samples_per_s=pace.samples_per_s,
         tokens_per_s=pace.tokens_per_s,

@@ -15,7 +15,7 @@ from traincast.graph import OperatorGraph, work_amount
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.floor import floor_of
-from traincast.report.outlook import outlook
+from traincast.report.outlook import Mode, outlook, scaled_modes
 from traincast.report.report import RankReport, RankWaits
 from traincast.report.split import TimeSplit, split_of
 from traincast.simulate import Timeline, who_waits
@@ -32,9 +32,9 @@ _MOST_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The time of a step, its 90 % interval and its floor, in seconds; throughput; MFU; warnings; and doubt.
+    """The time of a step, its 90 % interval and its floor, in seconds; throughput; MFU; warnings; modes; and doubt.
 
-    ``doubt`` is that of :class:`traincast.report.outlook.Outlook`.
+    ``modes`` and ``doubt`` are those of :class:`traincast.report.outlook.Outlook`.
     """
 
     step_s: float
@@ -45,6 +45,7 @@ class Pace:
     tokens_per_s: float
     mfu: float
     warnings: tuple[str, ...]
+    modes: tuple[Mode, ...] = ()
     doubt: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def slowed(self, step_s: float) -> Pace:
@@ -58,6 +59,7 @@ class Pace:
             samples_per_s=self.samples_per_s / ratio,
             tokens_per_s=self.tokens_per_s / ratio,
             mfu=self.mfu / ratio,
+            modes=scaled_modes(self.modes, ratio),
         )
 
 
@@ -112,6 +114,7 @@ def pace_of(
         tokens_per_s=samples * graph.tokens_per_sample,
         mfu=model_flops(graph) * samples / peak_flops(request.cluster, request.precision.linear.value),
         warnings=expected.warnings,
+        modes=expected.modes,
         doubt=expected.doubt,
     )
 

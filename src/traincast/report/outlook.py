@@ -110,9 +110,19 @@ def correction_at(correction: Correction | None, features: Sequence[float]) -> f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A way in which a run may go, ``usual`` or ``stalled``: the seconds of its steps and its probability."""
+
+    name: str
+    step_s: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """The expected seconds of a step, its 90 % interval, and warnings.
 
+    ``modes`` are the usual and the stalled mode, if a stall is neither rare nor nearly certain; otherwise it is empty.
     ``doubt`` has the share of each cause in the log-width of the interval. Without a calibration it has only those of
     :data:`traincast.report.doubt.BETWEEN` and ``SCALE``; works cause the rest.
     """
@@ -121,11 +131,18 @@ class Outlook:
     low_s: float
     high_s: float
     warnings: tuple[str, ...] = ()
+    modes: tuple[Mode, ...] = ()
     doubt: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def scaled(self, factor: float) -> Outlook:
         """Return the outlook of a step that takes ``factor`` times as long."""
-        return replace(self, step_s=self.step_s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
+        return replace(
+            self,
+            step_s=self.step_s * factor,
+            low_s=self.low_s * factor,
+            high_s=self.high_s * factor,
+            modes=scaled_modes(self.modes, factor),
+        )
 
     def above(self, floor_s: float) -> Outlook:
         """Return the outlook raised to at least ``floor_s``; add a warning if the step itself was below."""
@@ -138,7 +155,13 @@ class Outlook:
             )
         step_s = max(self.step_s, floor_s)
         low_s, high_s = max(self.low_s, floor_s), max(self.high_s, step_s)
-        return replace(self, step_s=step_s, low_s=low_s, high_s=high_s, warnings=warnings)
+        modes = tuple(replace(mode, step_s=max(mode.step_s, floor_s)) for mode in self.modes)
+        return replace(self, step_s=step_s, low_s=low_s, high_s=high_s, warnings=warnings, modes=modes)
+
+
+def scaled_modes(modes: Sequence[Mode], factor: float) -> tuple[Mode, ...]:
+    """Return the modes of a step that takes ``factor`` times as long in each."""
+    return tuple(replace(mode, step_s=mode.step_s * factor) for mode in modes)
 
 
 def outlook(
@@ -160,7 +183,13 @@ def outlook(
     if calibration.stall is not None and estimates.stalled is not None:
         slow = calibration.step(simulate(plan, estimates.stalled).step_s, nodes=look.nodes)
         slow += calibration.stall.seconds * look.messages
-    return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
+    ends = UNCALIBRATED
+    if calibration.few is not None:
+        mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
+        plain = _uncalibrated(request, plan, estimates, timeline.step_s, mean)
+        ends = plain.low_s / plain.step_s, plain.high_s / plain.step_s
+    name = request.runtime.name
+    return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=name, uncalibrated=ends)
 
 
 def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Breakdown:
@@ -201,14 +230,32 @@ def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, step_s: fl
     return Outlook(step_s=step_s, low_s=step_s * low, high_s=step_s * high, doubt=doubt)
 
 
-def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
-    """Return the outlook of a run that takes ``usual_s``, or ``stalled_s`` if it stalls, before the correction."""
+def expect(
+    calibration: Calibration,
+    look: StepTraits,
+    *,
+    usual_s: float,
+    stalled_s: float,
+    runtime: str,
+    uncalibrated: tuple[float, float] = UNCALIBRATED,
+) -> Outlook:
+    """Return the outlook of a run that takes ``usual_s``, or ``stalled_s`` if it stalls, before the correction.
+
+    ``uncalibrated`` is the 90 % interval without a calibration, as two multiples of the forecast: it counts if a
+    handful of runs calibrated the cluster.
+    """
     factor = correction_at(calibration.correction, look.features) * calibration.factor_of(look.model, look.precision)
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
     strange = bool(calibration.runtimes) and runtime not in calibration.runtimes  # an empty list holds for all runtimes
     far = 1.0 if strange else unfamiliar(calibration, look)
     ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
     below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
+    between = 0.0
+    if calibration.few is not None:
+        kept = calibration.doubt_of(look.model, look.precision)
+        left = calibration.few.share * (kept + (1.0 - kept) * far)
+        below, above = below - left * math.log(uncalibrated[0]), above + left * math.log(uncalibrated[1])
+        between = left * math.log(uncalibrated[1] / uncalibrated[0])
     warnings = []
     if strange:
         warnings.append(
@@ -227,25 +274,44 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
             f"reason in their configuration; this forecast is for a run that "
             f"{'stalls' if stalls else 'does not stall'}"
         )
+    modes: tuple[Mode, ...] = ()
+    if _RARE < chance < 1.0 - _RARE and slow > usual:
+        modes = (
+            Mode(name="usual", step_s=usual, probability=1.0 - chance),
+            Mode(name="stalled", step_s=slow, probability=chance),
+        )
     if chance > 1.0 - _RARE:
         low = slow * math.exp(-below)
-    doubt = _calibrated_doubt(ends, calibration.unknown * far, stalled=math.log(high / low) - below - above)
-    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings), doubt=doubt)
+    return Outlook(
+        step_s=slow if stalls else usual,
+        low_s=low,
+        high_s=high,
+        warnings=tuple(warnings),
+        modes=modes,
+        doubt=_calibrated_doubt(
+            ends, calibration.unknown * far, stalled=math.log(high / low) - below - above, between=between
+        ),
+    )
 
 
-def _calibrated_doubt(ends: tuple[float, float], unknown: float, *, stalled: float) -> dict[str, float]:
+def _calibrated_doubt(
+    ends: tuple[float, float], unknown: float, *, stalled: float, between: float = 0.0
+) -> dict[str, float]:
     """Return the share of each cause in the log-width of a calibrated interval; they add up to 1.
 
     ``repeats`` is the scatter of the runs that calibrated the cluster, whose interval has these ``ends``;
     ``unfamiliar`` is the distance from them, which adds ``unknown`` to each end, as the root of the sum of squares;
-    ``stalls`` is the chance of a stall, which adds ``stalled`` to the width.
+    ``stalls`` is the chance of a stall, which adds ``stalled`` to the width. ``between`` is the part of an uncalibrated
+    interval that a handful of runs leaves.
     """
     width = sum(math.hypot(end, unknown) for end in ends)
     repeats = sum(end**2 / (math.hypot(end, unknown) or 1.0) for end in ends)
-    total = width + max(0.0, stalled)
+    total = width + max(0.0, stalled) + between
     if total <= 0.0:
         return {"repeats": 1.0}
     shares = {"repeats": repeats, "unfamiliar": width - repeats, "stalls": max(0.0, stalled)}
+    if between > 0.0:
+        shares[BETWEEN] = between
     return {name: value / total for name, value in shares.items()}
 
 

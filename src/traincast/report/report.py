@@ -11,6 +11,7 @@ from traincast.evidence import Neighbour
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
+from traincast.report.outlook import Mode
 from traincast.report.split import TimeSplit
 from traincast.strategy import Memory
 from traincast.strategy.memory.fits import MemoryFit
@@ -101,11 +102,12 @@ class Report(Brief):
     ``host_memory`` is its breakdown by part, for one rank of the stage that offloads most. ``fits`` says that both
     suffice: the device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known.
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
-    time of this plan on these devices. ``choice`` says how the strategy was chosen, unless it was stated. ``split``
-    divides the step by what bounds it, and the time of every operator. Products take ``power_slowdown`` times as long
-    as at full clock, because a device may draw only ``power_limit_w`` watts; the times include it. ``evidence`` are the
-    measured runs nearest to this one, ``evidence_words`` says how far away they are and what was never measured, and
-    ``doubt`` has the share of each unknown in the log-width of the interval; the shares add up to 1.
+    time of this plan on these devices. ``modes`` are the two ways in which a run may go, on a cluster where some runs
+    stall. ``choice`` says how the strategy was chosen, unless it was stated. ``split`` divides the step by what bounds
+    it, and the time of every operator. Products take ``power_slowdown`` times as long as at full clock, because a
+    device may draw only ``power_limit_w`` watts; the times include it. ``evidence`` are the measured runs nearest to
+    this one, ``evidence_words`` says how far away they are and what was never measured, and ``doubt`` has the share of
+    each unknown in the log-width of the interval; the shares add up to 1.
 
     It is flat, because each field is one key of the JSON that users read by its name (``report.step_s``): nested tables
     would need a property for every figure to keep both.
@@ -156,6 +158,7 @@ class Report(Brief):
     ranks: tuple[RankReport, ...]
     critical_path: tuple[PathEntry, ...]
     warnings: tuple[str, ...]
+    modes: tuple[Mode, ...] = ()
     fullest_stage: int = 0
     memory_over_time: tuple[Moment, ...] = ()
     peak_tensors: tuple[Holder, ...] = ()

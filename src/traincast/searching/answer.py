@@ -110,6 +110,7 @@ class Candidate:
             "offload": list(s.offload),
             "layers": list(s.layers),
             "step_s": r.step_s, "low_s": r.low_s, "high_s": r.high_s,
+            "modes": [asdict(mode) for mode in r.modes],
             "samples_per_s": r.samples_per_s, "tokens_per_s": r.tokens_per_s, "mfu": r.mfu,
             "peak_memory_bytes": r.peak_memory_bytes,
             "memory_capacity_bytes": r.memory_capacity_bytes,

@@ -7,10 +7,10 @@ on one cluster are correlated, and errors of different devices are not. The spre
 clusters around their forecasts. On a device without measurements it is wider: it includes the errors of estimates for
 devices left out of the fit. A further factor covers the part of a step's 90 % interval that these do not explain, so
 that the steps of a search are spread as widely as a forecast of the strategy alone says: one for all uncalibrated
-clusters, and one per calibrated cluster with the spread that its calibration leaves. The last factor is the spread of
-repeated runs. A technique that no measured run near a strategy has used adds a factor of its own, which strategies with
-that technique share (see :mod:`traincast.searching.doubts`). The chance of a candidate is the share of draws in which
-it is the fastest.
+clusters, and one per calibrated cluster with the spread that its calibration leaves. Where runs may stall, each
+candidate stalls in its share of the draws. The last factor is the spread of repeated runs. A technique that no measured
+run near a strategy has used adds a factor of its own, which strategies with that technique share (see
+:mod:`traincast.searching.doubts`). The chance of a candidate is the share of draws in which it is the fastest.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from traincast.cluster import FACTORS, Calibration, Cluster
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import Forecast
+from traincast.report import Report
 from traincast.searching.doubts import TECHNIQUE
 from traincast.searching.odds import Odds, odds
 from traincast.simulate.timeline import Evaluator
@@ -82,11 +83,23 @@ class Draws:
             return drawn * factors * self._repeats(REPEATS) * self._techniques(without)
         report = forecast.report
         own = max(REPEATS, math.log(calibration.high / calibration.low) / _NINETY)
-        whole = math.log(report.high_s / report.low_s) / _NINETY
+        step, whole = self._in_a_mode(report), math.log(report.high_s / report.low_s) / _NINETY
+        if report.modes:  # the interval spans both modes; below the usual one it has what the calibration leaves open
+            whole = 2.0 * math.log(report.modes[0].step_s / report.low_s) / _NINETY
         left_open = math.sqrt(max(0.0, whole**2 - own**2))
         place = self._normal("calibrated", forecast.request.cluster.name)
-        found: Floats = report.step_s * np.exp(left_open * place) * self._repeats(own)
+        found: Floats = step * np.exp(left_open * place) * self._repeats(own)
         return found * self._techniques(without)
+
+    def _in_a_mode(self, report: Report) -> Floats:
+        """Return the step of a run in every draw: in one of its modes, each drawn with its probability."""
+        if not report.modes:
+            return np.full(self.count, report.step_s)
+        chosen = self._random("modes", str(self._drawn)).uniform(size=self.count)
+        ends = np.cumsum([mode.probability for mode in report.modes])
+        steps = np.array([mode.step_s for mode in report.modes])
+        found: Floats = steps[np.minimum(np.searchsorted(ends, chosen), len(steps) - 1)]
+        return found
 
     def _uncalibrated(self, forecast: Forecast) -> Floats:
         """Return the step times on an uncalibrated cluster: every factor is drawn."""

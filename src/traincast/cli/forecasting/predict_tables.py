@@ -83,6 +83,10 @@ def _pace(report: Report) -> list[Row]:
         )
     return [
         ("step", f"[bold]{format_seconds(report.step_s)}[/bold]", spread),
+        *(
+            (f"  if {mode.name}", format_seconds(mode.step_s), f"{mode.probability:.0%} of runs")
+            for mode in report.modes
+        ),
         throughput,
         ("MFU", f"{report.mfu:.1%}", "of the peak FLOP rate, counting model FLOPs only"),
     ]

@@ -79,11 +79,20 @@ def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
         out.print(f"[yellow]{plain(warning)}[/yellow]")
     if not result.helped:
         out.print("[yellow]calibration did not help on unseen runs: the parameters are left unchanged[/yellow]")
-    out.print(
-        f"90 % of runs take {calibration.low:.2f} to {calibration.high:.2f} times their forecast"
-        f"{'' if result.correction_kept else '; a learned correction did not help on unseen runs and was left out'}"
-    )
-    if calibration.seen:
+    few = calibration.few
+    if few is not None:
+        out.print(
+            f"runs are few ({calibration.runs}): their shrunk errors count {few.share:.0%}, fitted parameters "
+            f"{1.0 - few.share:.0%}; steps of models that did not run take {few.offset:.2f} times as long"
+        )
+    else:
+        out.print(
+            f"90 % of runs take {calibration.low:.2f} to {calibration.high:.2f} times their forecast"
+            f"{'' if result.correction_kept else '; a learned correction did not help on unseen runs and was left out'}"
+        )
+    if calibration.seen and few is not None:
+        out.print(f"{len(calibration.seen)} models and precisions have a factor of their own")
+    elif calibration.seen:
         alone = "" if result.moves else "; parameters did not help on unseen models and were left unchanged"
         out.print(f"{len(calibration.seen)} models and precisions have a factor of their own{alone}")
     if calibration.stall:
