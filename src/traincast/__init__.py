@@ -1,10 +1,10 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
 Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
-``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``. Verbs of groups are ``trace.show`` and so on,
-``run_testbed``, ``compare_testbed``, ``study_testbed``, ``whatif_resources``, ``compare_resources`` and
-``simulate_resources``. The types that they take and return can be imported from here, too; ``dir(traincast)`` lists all
-of them. Nothing is imported before it is used.
+``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``; ``next`` is ``next_measurements``. Verbs of groups are
+``trace.show`` and so on, ``run_testbed``, ``compare_testbed``, ``study_testbed``, ``whatif_resources``,
+``compare_resources`` and ``simulate_resources``. The types that they take and return can be imported from here, too;
+``dir(traincast)`` lists all of them. Nothing is imported before it is used.
 
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from traincast.scheduling.joblogs.read import JobLog
     from traincast.scheduling.schedule import Schedule, schedule
     from traincast.searching.answer import Answer, Candidate
+    from traincast.searching.measurements import Advice, Measurement, next_measurements
     from traincast.searching.search import search
     from traincast.simulate import Timeline
     from traincast.strategy import Request, Runtime, Strategy, load_runtime
@@ -112,6 +113,7 @@ _HOMES = {
     "traincast.scheduling.schedule": "Schedule schedule",
     "traincast.scheduling.joblogs.read": "JobLog",
     "traincast.searching.answer": "Answer Candidate",
+    "traincast.searching.measurements": "Advice Measurement next_measurements",
     "traincast.searching.search": "search",
     "traincast.simulate": "Timeline",
     "traincast.strategy": "Request Runtime Strategy load_runtime",
@@ -137,6 +139,7 @@ _RENAMED = {"RunComparison": "Comparison", "RunStudy": "Study", "capture": "load
 """Public names that their module calls otherwise."""
 
 __all__ = [
+    "Advice",
     "AnalyticalCostModel",
     "Answer",
     "Ask",
@@ -167,6 +170,7 @@ __all__ = [
     "LearnedEvents",
     "Link",
     "MadeRuns",
+    "Measurement",
     "Metrics",
     "MissingDependencyError",
     "Monitored",
@@ -216,6 +220,7 @@ __all__ = [
     "load_graph",
     "load_runtime",
     "monitor",
+    "next_measurements",
     "predict",
     "profile",
     "resources_of",

@@ -10,13 +10,15 @@ import numpy as np
 
 from tests.conftest import AnalyticalCostModel, CostModel, devices, graph_of
 from traincast import Cluster, Request, Strategy, load_cluster, load_runtime
+from traincast.ask import Ask
 from traincast.forecast import estimates_of
+from traincast.resolve import resolve
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.bulk.family import EvaluatedFamily
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.problem import Problem
+from traincast.searching.problem import Best, Problem
 from traincast.searching.space import Family, families, meshes, usual_axes
 from traincast.simulate import Evaluator
 from traincast.strategy import load_precision, lower
@@ -89,10 +91,16 @@ def evaluated(bulk: Bulk, family: Family) -> EvaluatedFamily | None:
     return entry
 
 
+def asked(strategy: str, *, model: str, cluster: str, batch: int) -> Request:
+    """The request of a model of the zoo, or of a made one, on a cluster of the catalog."""
+    ask = Ask(model, cluster=cluster, global_batch=batch, strategy=strategy, runtime="megatron", use_cache=True)
+    return resolve(ask).request
+
+
 def solved(problem: Problem, *, best_s: float = math.inf) -> StrategyColumns:
     """All that the search of a problem finds, part by part."""
     bulk = bulk_of(problem)
-    return joined([explore(bulk, problem, task)[0] for task in problem.tasks(best_s)])
+    return joined([explore(bulk, problem, task)[0] for task in problem.tasks(Best(best_s, best_s, best_s))])
 
 
 @cache

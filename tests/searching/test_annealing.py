@@ -8,6 +8,7 @@ import pytest
 
 from tests.searching.problems import CNN, DEEP, MOE, TINY, exhausted, problem_for, strategies_of
 from traincast.searching.annealing import anneal
+from traincast.searching.doubts import Doubts
 from traincast.searching.explore import bulk_of
 
 PROBLEMS: list[tuple[Any, ...]] = [
@@ -30,12 +31,13 @@ WALKS = [
 @pytest.mark.parametrize(("key", "seeds"), WALKS)
 def test_it_comes_close_to_the_best_and_never_below(key: tuple[Any, ...], seeds: range) -> None:
     problem, columns = exhausted(key)
-    best = float(columns.seconds.min())
+    doubts = Doubts(problem.request)
+    best = doubts.shortest(columns).expected_s
     members = set(strategies_of(problem, columns))
     bulk = bulk_of(problem)
     for seed in seeds:
         found, counts = anneal(bulk, problem, seed=seed)
-        assert best * (1 - 1e-9) <= found.seconds.min() <= best * 1.05
+        assert best * (1 - 1e-9) <= doubts.shortest(found).expected_s <= best * 1.05
         assert counts.evaluated == len(found)
         assert set(strategies_of(problem, found)) <= members
 

@@ -21,7 +21,7 @@ from traincast.searching import explore as exploring
 from traincast.searching.bulk.columns import COLUMNS
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.journal import from_json, part_name, search_journal, to_json
-from traincast.searching.problem import Problem, Task
+from traincast.searching.problem import Best, Problem, Task
 from traincast.work import Work
 
 FEW = "offload=none,zero=0|1,recompute=none,cp=1,micro_batch<=2"
@@ -126,7 +126,7 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
     assert has(tmp_path, few(), task)
     for other in others:
         assert not has(tmp_path, other, task)
-    assert not has(tmp_path, problem, replace(task, best_s=1.0))
+    assert not has(tmp_path, problem, replace(task, best=Best(fastest_s=1.0)))
 
 
 @pytest.mark.long(but=1)

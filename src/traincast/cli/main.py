@@ -16,6 +16,7 @@ from traincast.errors import RequestError, TraincastError
 VERBS: Final = {
     "predict": ("forecasting.predict", "Forecast a training step, and the whole job."),
     "search": ("forecasting.search", "Find the best strategies, and the chance that each is the best."),
+    "next": ("forecasting.next", "Tell what to measure next: what lowers the doubt most per dollar."),
     "capture": ("capture", "Trace a model and save its operator graph."),
     "models": ("catalog", "List the models of the zoo, or show one."),
     "clusters": ("catalog", "List the known machines and fitted clusters, or show one."),

@@ -3,7 +3,7 @@
 from traincast.evidence.distance import distance, distances
 from traincast.evidence.neighbours import Evidence, Neighbour, evidence_of
 from traincast.evidence.runs import PublishedRun, Runs, measured_runs
-from traincast.evidence.support import Support, support
+from traincast.evidence.support import Support, near_runs, support
 from traincast.evidence.traits import RunKind, Traits, traits_of
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "distances",
     "evidence_of",
     "measured_runs",
+    "near_runs",
     "support",
     "traits_of",
 ]

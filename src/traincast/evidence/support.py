@@ -102,7 +102,7 @@ def support(request: Request | Traits, *, runs: Runs | None = None) -> tuple[Sup
     """
     traits = request if isinstance(request, Traits) else traits_of(request)
     runs = measured_runs() if runs is None else runs
-    near = _near(traits, runs)
+    near = near_runs(traits, runs)
     return tuple(_one(name, each, traits, runs, near) for name, each in TECHNIQUES.items() if each.used(_get(traits)))
 
 
@@ -110,7 +110,7 @@ def _get(traits: Traits) -> Get:
     return lambda name: getattr(traits, name)
 
 
-def _near(traits: Traits, runs: Runs) -> npt.NDArray[np.bool_]:
+def near_runs(traits: Traits, runs: Runs) -> npt.NDArray[np.bool_]:
     """Return which runs are near: of a like kind and the same vendor, within a factor in parameters and devices."""
     found: npt.NDArray[np.bool_] = (runs["kind"] == "images") == (traits.kind == "images")
     found = found & (runs["vendor"] == traits.vendor)

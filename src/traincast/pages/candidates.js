@@ -11,7 +11,7 @@ export function candidates(element, data, lit = () => {}) {
   const columns = [
     { name: "#", value: (c) => c.number, text: (c) => String(c.number), right: true, title: "rank" },
     ...(several ? [{ name: "Cluster", value: place, text: place, className: "where" }] : []),
-    { name: "Strategy", value: (c) => c.strategy, cell: (c) => code(c.strategy), text: (c) => c.strategy },
+    { name: "Strategy", value: (c) => c.strategy, cell: strategy, text: (c) => c.strategy + (c.marked ? " *" : "") },
     { name: "Step", value: (c) => c.step_s, text: (c) => seconds(c.step_s), right: true, better: "low" },
     { name: "90 % interval", value: (c) => c.high_s, text: (c) => seconds(c.low_s) + " … " + seconds(c.high_s), right: true, title: "upper end of the interval" },
     { name: "MFU", value: (c) => c.mfu, text: (c) => (100 * c.mfu).toFixed(1) + " %", right: true, better: "high", title: "model FLOPs utilization" },
@@ -21,6 +21,7 @@ export function candidates(element, data, lit = () => {}) {
     ...(data.num_steps ? [{ name: "Cost", value: (c) => c.cost, text: (c) => money(c.cost), right: true, better: "low" }] : []),
     { name: "Behind", value: (c) => c.behind, text: (c) => c.number > 1 ? behind(c.behind) : "", right: true, title: "distance from the best" },
     { name: "Chance", value: (c) => c.chance, cell: chance, text: (c) => percent(c.chance), right: true, title: "chance to be the best" },
+    { name: "Regret", value: (c) => c.regret, text: (c) => c.regret === null ? "–" : (100 * c.regret).toFixed(1) + " %", right: true, better: "low", title: "expected loss against the best" },
     { name: "Command", cell: (c) => copyButton(c.command || c.strategy, c.command ? "Copy" : "Copy strategy", c.command ? "Copy the command line that forecasts this strategy" : "Copy the strategy") },
   ];
   const made = table(rows, columns, {
@@ -28,6 +29,14 @@ export function candidates(element, data, lit = () => {}) {
     onRow: (tr, c) => { tr.addEventListener("pointerenter", () => lit(c)); tr.addEventListener("pointerleave", () => lit(null)); tr.addEventListener("focusin", () => lit(c)); tr.addEventListener("focusout", () => lit(null)); },
   });
   element.append(filters(made, rows, columns), made.element);
+}
+/* A strategy; techniques without evidence are named when the reader points at the mark. */
+function strategy(c) {
+  const node = add(make("span"), code(c.strategy));
+  if (!c.marked) return node;
+  const mark = make("span", "tie", "no evidence");
+  mark.title = c.evidence.filter((e) => e.words).map((e) => e.words).join("; ");
+  return add(node, " ", mark);
 }
 function chance(c) {
   const node = make("span", "", c.chance >= 0.005 ? percent(c.chance) : c.tie ? "" : "–");
@@ -43,7 +52,7 @@ function filters(made, rows, columns) {
   let shown = rows;
   const apply = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    shown = made.filter((c) => words.every((word) => [c.strategy, c.limiter, place(c), c.tie ? "tie" : ""].join(" ").toLowerCase().includes(word)));
+    shown = made.filter((c) => words.every((word) => [c.strategy, c.limiter, place(c), c.tie ? "tie" : "", c.marked ? "no evidence" : ""].join(" ").toLowerCase().includes(word)));
     tell.textContent = (shown.length < rows.length ? shown.length + " of " : "") + rows.length + (rows.length === 1 ? " strategy" : " strategies");
   };
   input.addEventListener("input", apply);

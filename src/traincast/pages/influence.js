@@ -3,7 +3,7 @@ import { add, behind, make } from "./base.js";
 
 const NAMES = { tp: "Tensor parallel (tp)", cp: "Context parallel (cp)", pp: "Pipeline stages (pp)", ep: "Expert parallel (ep)", micro_batch: "Micro batch", virtual_stages: "Chunks per stage (virtual_stages)",
   schedule: "Schedule", zero: "Sharding of replicas (zero)", sequence_parallel: "Sequence parallel", recompute: "Recomputation", offload: "Offloading", cut: "Cut into stages" };
-const WHAT = { time: "time", cost: "money", energy: "energy", memory: "memory" };
+const WHAT = { time: "time", cost: "money", energy: "energy", memory: "memory", robust: "time" };
 const MOST = 12, FULL = 1;
 
 export function influenceHint(data) {

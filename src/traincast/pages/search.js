@@ -4,7 +4,7 @@ import { candidates, clusters, front, naive, place, shares } from "./candidates.
 import { influence, influenceHint } from "./influence.js";
 import { scatter, scatterHint } from "./scatter.js";
 
-const GOALS = { time: "fastest", cost: "cheapest", energy: "least energy", memory: "least memory" };
+const GOALS = { time: "fastest", cost: "cheapest", energy: "least energy", memory: "least memory", robust: "least regret" };
 
 export function search(root, data) {
   const several = data.clusters.length > 1, trained = data.num_trainable_parameters === data.num_parameters ? "" : ` (${count(data.num_trainable_parameters)} trained)`;
@@ -17,7 +17,7 @@ export function search(root, data) {
   numbers(tiles(root), data);
   warnings(root, data.warnings);
   let mark = () => {};
-  candidates(card(root, "The best strategies", "Chance: how likely each is the best of those compared. A tie may be as good as the first. The star marks the best of a column."), data, (c) => mark(c));
+  candidates(card(root, "The best strategies", "Chance: how likely each is the best of those compared. A tie may be as good as the first. Regret: the expected loss against the best. A strategy marked “no evidence” uses a technique that no measured run near this one has used; the order is by expected time. The star marks the best of a column."), data, (c) => mark(c));
   mark = scatter(card(root, "Time against memory", scatterHint(data.plot)), data);
   shares(card(root, "Where their steps go", "The average over all ranks. A longer bar is a slower step."), data);
   influence(card(root, "What each axis decides", influenceHint(data)), data);
@@ -45,10 +45,21 @@ function answer(element, data) {
     .filter(([given]) => given !== null && given !== undefined).map(([, chance, what]) => what() + " with a chance of " + percent(chance));
   if (limits.length) say("It " + limits.join(" and ") + "; you asked for " + percent(data.confidence) + ".");
   say(data.objective === "memory" ? "Memory is counted, not estimated: no other strategy needs less" + (ties.length ? "; " + listed(ties) + " of the list need the same." : ".")
-    : "It has a " + percent(data.sure) + " chance of being the best of those compared" + (ties.length ? "; " + listed(ties) + " of the list may be as good." : "."));
+    : "It has a " + percent(data.sure) + " chance of being the best of those compared" + (ties.length ? "; " + listed(ties) + " of the list may be as good." : ".") + (best.regret === null ? "" : " Its expected loss against the best is " + share(best.regret) + "."));
+  evidence(element, data, say);
   const compared = data.naive.filter((n) => n.candidate && !n.reason && n.candidate.behind > 0.0005);
   if (compared.length) say("Without a search" + elsewhere(data) + ", common choices are behind the best: " + compared.map((n) => n.name + " " + behind(n.candidate.behind)).join("; ") + ".");
 }
+/* What no measured run near this one has used: of the first strategy, and of the fastest forecast. */
+function evidence(element, data, say) {
+  if (data.objective === "memory") return;
+  const { best, fastest } = data, missing = (c) => c.evidence.filter((e) => e.words).map((e) => e.words).join("; ");
+  if (best.marked) say("Without evidence: " + missing(best) + ". It comes first all the same: " + data.reason + ".");
+  else if (best.evidence.length) say("Every technique of it was used by measured runs near this one.");
+  if (fastest.marked && fastest.strategy !== best.strategy) add(say("The fastest forecast of all is "), code(fastest.strategy), ": " + seconds(fastest.step_s) + ", expected " + seconds(fastest.step_s * fastest.expected)
+    + ". Without evidence: " + missing(fastest) + ".");
+}
+const share = (value) => (100 * value).toFixed(1) + " %";
 function numbers(parent, data) {
   const { best } = data;
   tile(parent, "Step time", secondsParts(best.step_s), seconds(best.low_s) + " to " + seconds(best.high_s));

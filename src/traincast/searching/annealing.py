@@ -16,6 +16,7 @@ import numpy as np
 from traincast.searching.bulk.columns import StrategyColumns, columns_of
 from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.bulk.family import EvaluatedFamily
+from traincast.searching.doubts import Doubts
 from traincast.searching.problem import Problem, SpaceCounts
 from traincast.searching.space import Axes, Degrees, Family, divisors_of
 
@@ -33,9 +34,10 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
     random = np.random.default_rng(seed)
     seen: dict[Family, EvaluatedFamily | None] = {}
     counts = SpaceCounts()
+    doubts = None if problem.lean else Doubts(problem.request)
 
     def best(family: Family) -> float:
-        """Return the seconds of the best member; if none fits, a large value that grows with its need of memory."""
+        """Return the expected seconds of the best member; if none fits, a large value that grows with its memory."""
         if family not in seen:
             entry = seen[family] = bulk.prepare(family)
             if entry:
@@ -46,7 +48,7 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
         found = seen[family]
         if found is None or not found.batches:
             return math.inf
-        least = min(float(batch.seconds.min()) for batch in found.batches)
+        least = doubts.best(found).expected_s if doubts else min(float(b.seconds.min()) for b in found.batches)
         if math.isfinite(least):
             return least
         return 1e6 * min(float(batch.load.min()) for batch in found.batches)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.brief import Brief, BriefTable
+from traincast.evidence import Support
 from traincast.files import write_bytes
 from traincast.report import JobForecast, Report
 from traincast.report.job import price_per_s
@@ -35,10 +36,13 @@ PARTS = ("compute", "communication", "bubble", "optimizer", "host")
 class Candidate:
     """A strategy with its full forecast.
 
-    ``behind`` is how much more of the objective it takes than the best, as a share. ``chance`` is the probability that
-    it is the best of all compared. ``tie`` says that it may be as good as the first: the 90 % interval of their ratio
-    contains 1. Cost (US dollars) and energy are those of the job if its length is known, else of a step. ``in_time``
-    and ``in_budget`` are the probabilities that the job meets its deadline and its budget; ``None`` without one.
+    ``behind`` is how much more of the objective it takes than the best, as a share. ``chance`` is the probability
+    that it is the best of all compared. ``tie`` says that it may be as good as the first: the 90 % interval of
+    their ratio contains 1. ``evidence`` is what measured runs say about each technique; ``expected`` is the
+    expected time over the forecast, above 1 if a technique has no evidence; ``regret`` is the expected loss against
+    the best of all compared, as a share of the best; ``None`` if it was not drawn. Cost (US dollars) and energy are
+    those of the job if its length is known, else of a step. ``in_time`` and ``in_budget`` are the probabilities
+    that the job meets its deadline and its budget; ``None`` without one.
     """
 
     request: Request = field(repr=False)
@@ -51,6 +55,14 @@ class Candidate:
     job: JobForecast | None = None
     in_time: float | None = None
     in_budget: float | None = None
+    evidence: tuple[Support, ...] = ()
+    expected: float = 1.0
+    regret: float | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether no measured run near this one has used one of its techniques."""
+        return any(not each.supported for each in self.evidence)
 
     @property
     def calibrated(self) -> bool:
@@ -110,6 +122,8 @@ class Candidate:
             "job_s": self.job.job_s if self.job else None,
             "in_time": self.in_time, "in_budget": self.in_budget,
             "behind": self.behind, "chance": self.chance, "tie": self.tie,
+            "evidence": [asdict(each) for each in self.evidence],
+            "marked": self.marked, "expected": self.expected, "regret": self.regret,
             "warnings": list(r.warnings),
             "bundles": [asdict(use) for use in r.bundles],
         }  # fmt: skip
@@ -183,10 +197,12 @@ class Place:
 class Answer(Brief):
     """The outcome of a search.
 
-    ``candidates`` are the best strategies in order; ``pareto`` are those that no other beats in step time, memory and
-    cost at once. ``sure`` is the probability that the first is the best of those compared. ``influence`` has, for each
-    axis, the best objective with each of its values. ``places`` are the clusters to choose from, in the order of the
-    request. ``limits`` are the limits of the job. ``columns`` has all evaluated strategies.
+    ``candidates`` are the best strategies in order; ``pareto`` are those that no other beats in step time, memory
+    and cost at once. ``sure`` is the probability that the first is the best of those compared. ``fastest`` has the
+    best forecast, ``with_evidence`` is the first of ``candidates`` whose techniques all have evidence, ``None`` if
+    there is none, and ``reason`` says why the first has a technique without evidence, if it has one. ``influence``
+    has, for each axis, the best objective with each of its values. ``places`` are the clusters to choose from, in
+    the order of the request. ``limits`` are the limits of the job. ``columns`` has all evaluated strategies.
     """
 
     model: str
@@ -205,6 +221,9 @@ class Answer(Brief):
     places: tuple[Place, ...]
     limits: Limits
     sure: float
+    fastest: Candidate
+    with_evidence: Candidate | None
+    reason: str
     influence: dict[str, dict[str, float]]
     columns: StrategyColumns = field(repr=False)
     requests: tuple[Request, ...] = field(repr=False)
@@ -255,6 +274,9 @@ class Answer(Brief):
             "confidence": self.limits.confidence if self.limits.some else None,
             "clusters": [place.to_dict() for place in self.places],
             "best": self.best.to_dict(),
+            "fastest": self.fastest.to_dict(),
+            "with_evidence": self.with_evidence.to_dict() if self.with_evidence else None,
+            "reason": self.reason,
             "candidates": [c.to_dict() for c in self.candidates],
             "pareto": [c.to_dict() for c in self.pareto],
             "naive": [n.to_dict() for n in self.naive],

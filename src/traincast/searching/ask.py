@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 else:
     Engine = Request = object
 
-Objective: TypeAlias = Literal["time", "cost", "energy", "memory"]
-OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory")
+Objective: TypeAlias = Literal["time", "cost", "energy", "memory", "robust"]
+OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory", "robust")
 CONFIDENCE: Final = 0.8
 """Chance with which a job meets its deadline and budget, unless another is asked for."""
 _MOST_NODES: Final = 1_000_000
@@ -76,7 +76,8 @@ class SearchAsk(Training):
     objective: Annotated[
         Objective,
         Option(
-            "Minimize time, cost, energy or memory. Default: cost with --deadline, time otherwise.",
+            "Minimize time, cost, energy, memory, or the loss expected where forecasts err (robust). Default: cost "
+            "with --deadline, time otherwise.",
             "NAME",
             read=_objective,
         ),

@@ -8,6 +8,7 @@ time worth finding, the remaining families are skipped. With an infinite limit t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -19,7 +20,8 @@ from traincast.forecast import estimates_of
 from traincast.searching.bulk.columns import StrategyColumns, columns_of
 from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.bulk.family import EvaluatedFamily, Fitting
-from traincast.searching.problem import Problem, SpaceCounts, Task
+from traincast.searching.doubts import EXPECTED, Doubts
+from traincast.searching.problem import Best, Problem, SpaceCounts, Task
 from traincast.searching.space import Family, families
 from traincast.work import Work
 
@@ -59,10 +61,16 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
     every = [family for found in series for family in found]
     bounds = dict(zip(every, bulk.bounds(every), strict=True)) if bounded else {}
     series.sort(key=lambda found: (not found[0].keeps_all, min(bounds.get(family, 0.0) for family in found)))
-    counts, entries, best = SpaceCounts(), [], task.best_s
+    counts, entries, best = SpaceCounts(), [], task.best
+    doubts = None if problem.lean else Doubts(problem.request)
+
+    def most_s(family: Family) -> float:
+        """Return the longest step of the family that is worth finding."""
+        return best.most_s(reach, EXPECTED ** doubts.least(family) if doubts else 1.0)
+
     fitting: dict[tuple[object, ...], Fitting] = {}
     for some in _batches(series):
-        worth = [[f for f in found if bounds.get(f, 0.0) <= reach * best] for found in some]
+        worth = [[f for f in found if bounds.get(f, 0.0) <= most_s(f)] for found in some]
         needed = [[f for f in found if f.keeps_all or not _all(fitting.get(f.place))] for found in worth]
         counts.behind += sum(map(len, some)) - sum(map(len, worth))
         counts.needless += sum(map(len, worth)) - sum(map(len, needed))
@@ -73,7 +81,7 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
             for n, entry in enumerate(found):
                 counts.families += 1
                 family = entry.family
-                larger = bulk.enter(entry, reach * best, None if family.keeps_all else fitting.get(family.place))
+                larger = bulk.enter(entry, most_s(family), None if family.keeps_all else fitting.get(family.place))
                 if bounded and family.keeps_all and not problem.lean:
                     fitting[family.place] = bulk.fitting(entry)
                 running.append(entry)
@@ -82,7 +90,7 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
                     break
         bulk.run(running)
         for entry in running:
-            best = min([best, *(float(batch.seconds.min()) for batch in entry.batches)])
+            best = best.least(_best(entry, doubts))
             entry.forget()
         entries += [entry for entry in running if entry.batches]
     for entry in entries:
@@ -103,6 +111,13 @@ def _batches(series: list[list[Family]]) -> Iterator[list[list[Family]]]:
             some = []
     if some:
         yield some
+
+
+def _best(entry: EvaluatedFamily, doubts: Doubts | None) -> Best:
+    """Return the best step times of a family; without ``doubts``, all three are the shortest forecast."""
+    if doubts is None:
+        return Best(*[min((float(batch.seconds.min()) for batch in entry.batches), default=math.inf)] * 3)
+    return doubts.best(entry)
 
 
 def _all(fitting: Fitting | None) -> bool:

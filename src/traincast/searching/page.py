@@ -73,7 +73,7 @@ def command_of(candidate: Candidate, words: dict[int, str | None]) -> str | None
     request, report = candidate.request, candidate.report
     key = id(request.cluster)
     if key not in words:
-        words[key] = _cluster_word(request.cluster)
+        words[key] = cluster_word(request.cluster)
     name = words[key]
     if name is None:
         return None
@@ -89,7 +89,7 @@ def command_of(candidate: Candidate, words: dict[int, str | None]) -> str | None
     return shlex.join(["traincast", "predict", report.model, *given])
 
 
-def _cluster_word(cluster: Cluster) -> str | None:
+def cluster_word(cluster: Cluster) -> str | None:
     """Return the name with which the catalog gives exactly this cluster, if there is one."""
     name = f"{cluster.name}:{cluster.num_nodes}x{cluster.devices_per_node}"
     try:

@@ -82,20 +82,29 @@ def survey(ranking: Ranking, problems: Sequence[Problem | StrategyError]) -> tup
             places.append(replace(place, status="does not fit", reason=_leanest(columns, here, problem)))
         else:
             count = _FASTEST_CALIBRATED if requests[number].cluster.calibration else _FASTEST
-            made = ranking.best(np.where(here, columns.seconds, np.inf), count)
+            made = ranking.best(np.where(here, columns.seconds * ranking.factors, np.inf), count)
             place, most_s[number] = _judged(place, made, ranking)
             places.append(place)
-    values = objectives(columns, requests, ranking.objective, most_s)
+    values = objectives(columns, requests, ranking.objective, most_s, ranking.factors)
     if ranking.objective == "memory":
         places = [_leanest_in_reach(place, n, ranking, values) for n, place in enumerate(places)]
     return places, values
 
 
-def objectives(columns: StrategyColumns, requests: Sequence[Request], objective: Objective, most_s: Floats) -> Floats:
-    """Return the objective of every strategy; infinite if it does not fit or exceeds its cluster's ``most_s``."""
+def objectives(
+    columns: StrategyColumns,
+    requests: Sequence[Request],
+    objective: Objective,
+    most_s: Floats,
+    factors: Floats | float = 1.0,
+) -> Floats:
+    """Return the objective of every strategy; infinite if it does not fit or exceeds its cluster's ``most_s``.
+
+    ``factors`` are expected times over forecasts; memory has none.
+    """
     rates = np.array([rate_of(request, objective) for request in requests])
     seconds = np.where(columns.seconds <= most_s[columns.cluster], columns.seconds, np.inf)
-    values = seconds * rates[columns.cluster]
+    values = seconds * rates[columns.cluster] * factors
     if objective == "memory":
         seconds = np.where(seconds <= MEMORY_REACH * seconds.min(initial=np.inf), seconds, np.inf)
         values = columns.memory

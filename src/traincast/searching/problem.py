@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
@@ -34,6 +35,37 @@ class Limits:
         return min(paid, float("inf") if self.deadline_s is None else self.deadline_s)
 
 
+_INTEREST: Final = 2.0
+"""A strategy with evidence is not searched for beyond this many times the shortest expected time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The shortest step times known so far, in seconds.
+
+    ``fastest_s`` is the shortest forecast of all, ``expected_s`` the shortest expected time (see
+    :mod:`traincast.searching.doubts`), and ``evident_s`` that of strategies whose techniques all have evidence.
+    """
+
+    fastest_s: float = math.inf
+    expected_s: float = math.inf
+    evident_s: float = math.inf
+
+    def least(self, other: Best) -> Best:
+        """Return the shorter of each."""
+        return Best(*map(min, astuple(self), astuple(other)))
+
+    def most_s(self, reach: float, factor: float) -> float:
+        """Return the longest forecast that is worth finding of strategies whose expected time is ``factor`` times it.
+
+        Strategies with evidence count up to ``reach`` times the best of them, others up to ``reach`` times the shortest
+        expected time; a strategy that may have the shortest forecast counts in any case.
+        """
+        if factor <= 1.0:
+            return max(reach * min(self.evident_s, _INTEREST * self.expected_s), self.fastest_s)
+        return max(reach * self.expected_s / factor, self.fastest_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """The space of strategies of one request; each may use ``most_memory`` bytes of a device.
@@ -49,8 +81,8 @@ class Problem:
     lean: bool = False
     cost_model: CostModel | None = None
 
-    def tasks(self, best_s: float = float("inf")) -> list[Task]:
-        """Return the parts of the space, the longest first; ``best_s`` is a step time known already.
+    def tasks(self, best: Best | None = None) -> list[Task]:
+        """Return the parts of the space, the longest first; ``best`` are step times known already.
 
         With a finite reach, a part has all meshes that differ in the number of stages: a good time on one leaves out
         families on the others. Else each mesh is a part, so that workers end at about the same time.
@@ -60,18 +92,18 @@ class Problem:
             alone = () if math.isfinite(self.reach) else (at.pp,)
             groups.setdefault((at.tp, at.cp, at.ep, *alone), []).append(at)
         ordered = sorted(groups.values(), key=lambda group: (-len(group), -group[0].pp))
-        return [Task(degrees=tuple(group), best_s=best_s) for group in ordered]
+        return [Task(degrees=tuple(group), best=best or Best()) for group in ordered]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A part of the space: meshes that share most of their works.
 
-    ``best_s`` is the best step time known so far. In a ``whole`` task no family is skipped for its time.
+    ``best`` has the best step times known so far. In a ``whole`` task no family is skipped for its time.
     """
 
     degrees: tuple[Degrees, ...]
-    best_s: float = float("inf")
+    best: Best = Best()
     whole: bool = False
 
 

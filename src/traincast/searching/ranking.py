@@ -21,10 +21,11 @@ from traincast.report.job import power_w, price_per_s
 from traincast.searching.answer import Candidate, Naive, Place
 from traincast.searching.ask import Objective
 from traincast.searching.bulk.columns import StrategyColumns
+from traincast.searching.doubts import EXPECTED, Doubts, lacking
 from traincast.searching.odds import Odds, odds
 from traincast.searching.problem import Limits
 from traincast.searching.space import AXES
-from traincast.searching.sureness import chances, drawn_seconds, ratios, ties
+from traincast.searching.sureness import chances, drawn_seconds, median_regrets, ratios, regrets, ties
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy
 from traincast.strategy.choose import expert_groups
 
@@ -92,6 +93,7 @@ def influence(columns: StrategyColumns, objective: Floats) -> dict[str, dict[str
 
 
 Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 _DRAWN: Final = 12
 _FRONT: Final = 12
@@ -100,6 +102,10 @@ _FAR: Final = 3.0
 """A cluster whose best takes more than this many times the first is not compared in draws: it cannot be the best."""
 _TRIED: Final = 4
 """If candidates miss the limits, at most this many times the wanted number are forecast."""
+_EXTRA: Final = 2
+"""Number of the fastest of all, and of the best with evidence, that are forecast in full in any case."""
+_CONVINCING: Final = 0.95
+"""A strategy without evidence comes first if it beats the best one with evidence in this share of the draws."""
 _HALVINGS: Final = 40
 _OPERATOR_GRAIN: Final = 3
 """Number of the best strategies that are also forecast operator by operator."""
@@ -129,6 +135,32 @@ class Ranking:
     cost_model: CostModel | None
     accepts: Callable[[Request], bool] | None
     kept: dict[tuple[str, int, str, Strategy], Made] = field(default_factory=dict, repr=False)
+    doubts: list[Doubts] = field(default_factory=list, repr=False)
+    lacking: Counts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Count the techniques without evidence of every row."""
+        if not self.doubts:
+            self.doubts.extend(map(Doubts, self.requests))
+        found = np.zeros(len(self.columns), dtype=np.int64)
+        for number, doubts in enumerate(self.doubts):
+            here = np.flatnonzero(self.columns.cluster == number)
+            found[here] = doubts.counted(self.columns.take(here))
+        object.__setattr__(self, "lacking", found)
+
+    @property
+    def factors(self) -> Floats:
+        """The expected time of every row over its forecast."""
+        return EXPECTED ** self.lacking.astype(np.float64)
+
+    def contenders(self, values: Floats, count: int) -> list[Made]:
+        """Return the best rows by ``values`` within the limits, the fastest of all, and the best with evidence."""
+        found = self.best(values, count, within=True)
+        if self.objective != "memory":
+            found += self.best(values / self.factors, _EXTRA, within=True)
+            found += self.best(np.where(self.lacking == 0, values, np.inf), _EXTRA, within=True)
+        every = {id(each.candidate): each for each in found}.values()
+        return sorted(every, key=lambda each: self.objective_of(each.candidate))
 
     def best(self, values: Floats, count: int, *, within: bool = False) -> list[Made]:
         """Return the ``count`` best rows by ``values`` with full forecasts, sorted by the objective in these forecasts.
@@ -167,10 +199,14 @@ class Ranking:
     def _candidate(self, made: Forecast) -> Candidate:
         report, cluster, limits = made.report, made.request.cluster, self.limits
         busy = (report.compute_s + report.optimizer_s) / report.step_s if report.step_s else 0.0
+        evidence = self._doubts_of(cluster).of(made.request.strategy)
+        expected = EXPECTED ** len(lacking(evidence))
         if limits.num_steps is None:
             return Candidate(
                 request=made.request,
                 report=report,
+                evidence=evidence,
+                expected=expected,
                 cost=report.step_s * price_per_s(cluster),
                 energy_j=report.step_s * power_w(cluster, busy),
             )
@@ -185,12 +221,20 @@ class Ranking:
         return Candidate(
             request=made.request,
             report=report,
+            evidence=evidence,
+            expected=expected,
             cost=job.cost,
             energy_j=job.energy_j,
             job=job,
             in_time=in_time,
             in_budget=in_budget,
         )
+
+    def _doubts_of(self, cluster: Cluster) -> Doubts:
+        """Return the doubts about strategies on one of the clusters."""
+        same = [n for n, request in enumerate(self.requests) if request.cluster is cluster]
+        same += [n for n, request in enumerate(self.requests) if request.cluster == cluster]
+        return self.doubts[same[0] if same else 0]
 
     def _step_within(self, made: Forecast, job_s: float) -> float:
         """Return the longest step with which the job takes at most ``job_s``; 0 if its other parts take longer."""
@@ -229,9 +273,13 @@ class Ranking:
         return within * made.forecast.timeline.step_s / _odds(report, cluster).quantile(self.limits.confidence)
 
     def objective_of(self, candidate: Candidate) -> float:
-        """Return the value of the objective: seconds, dollars, joules or bytes."""
+        """Return the expected value of the objective: seconds, dollars, joules or bytes."""
+        return self.forecast_of(candidate) * (1.0 if self.objective == "memory" else candidate.expected)
+
+    def forecast_of(self, candidate: Candidate) -> float:
+        """Return the forecast of the objective, whatever the evidence."""
         match self.objective:
-            case "time":
+            case "time" | "robust":
                 return candidate.job.job_s if candidate.job else candidate.report.step_s
             case "cost":
                 return candidate.cost
@@ -242,11 +290,12 @@ class Ranking:
 
     def compared(
         self, ranked: Sequence[Made], places: Sequence[Place], top: int, seed: int
-    ) -> tuple[list[Candidate], list[Place], float]:
+    ) -> tuple[list[Candidate], list[Place], float, str]:
         """Return candidates and places with their chances and ties, and the chance that the first is the best.
 
-        The first candidates are checked against forecasts operator by operator. The best of every place takes part.
-        If the objective is memory nothing is drawn: the first has chance 1, and equal ones are ties.
+        The first candidates are checked against forecasts operator by operator. The best of every place, the fastest of
+        all and the best with evidence take part. If the objective is memory nothing is drawn: the first has chance 1,
+        and equal ones are ties. The last result says why the first has a technique without evidence, if it has one.
         """
         for each in ranked[:_OPERATOR_GRAIN]:
             self._confirm(each.forecast, each.candidate)
@@ -261,17 +310,48 @@ class Ranking:
                 ],
                 [replace(p, chance=float(p.best is candidates[0])) for p in places],
                 1.0,
+                "",
             )
-        count = max(top, _DRAWN)
+        count = max(top, _DRAWN * (2 if self.objective == "robust" else 1))
         near = (p.best for p in places if p.status == "ok" and p.best and self.objective_of(p.best) <= _FAR * first)
-        drawn = list({id(c): c for c in (*candidates[:count], *near)}.values())
-        scale = np.array([self.objective_of(c) / c.report.step_s for c in drawn])
-        seconds = drawn_seconds([self.made(c).forecast for c in drawn], seed=seed) * scale
-        likely, tied, between = chances(seconds), ties(seconds), ratios(seconds)
-        judged = [replace(c, chance=float(p), tie=bool(t)) for c, p, t in zip(drawn, likely, tied, strict=True)]
+        evident = next((c for c in candidates if not c.marked), None)
+        extra = (min(candidates, key=self.forecast_of), *([evident] if evident else []))
+        drawn = list({id(c): c for c in (*candidates[:count], *extra, *near)}.values())
+        scale = np.array([self.forecast_of(c) / c.report.step_s for c in drawn])
+        seconds = scale * drawn_seconds(
+            [self.made(c).forecast for c in drawn], without=[lacking(c.evidence) for c in drawn], seed=seed
+        )
+        order, reason = self._ordered(drawn, seconds)
+        drawn, seconds = [drawn[n] for n in order], seconds[:, order]
+        likely, tied, lost = chances(seconds), ties(seconds), regrets(seconds)
+        judged = [
+            replace(c, chance=float(p), tie=bool(t), regret=float(r))
+            for c, p, t, r in zip(drawn, likely, tied, lost, strict=True)
+        ]
         chance = {id(c): each for c, each in zip(drawn, judged, strict=True)}
-        result = [chance.get(id(c), c) for c in candidates]
-        return result, [self._placed(p, drawn, likely, between, first) for p in places], float(likely[0])
+        listed = {id(c) for c in candidates}
+        inside = [each for c, each in zip(drawn, judged, strict=True) if id(c) in listed]
+        result = [*inside, *(c for c in candidates if id(c) not in chance)]
+        first, between = self.objective_of(result[0]), ratios(seconds)
+        return result, [self._placed(p, drawn, likely, between, first) for p in places], float(likely[0]), reason
+
+    def _ordered(self, drawn: Sequence[Candidate], seconds: Floats) -> tuple[list[int], str]:
+        """Return the order of candidates, and why the first has a technique without evidence, if it has one.
+
+        They are in the order of the expected objective, or of their median regret if the objective is
+        ``robust``. The best of those with evidence comes first unless another beats it in nearly all draws.
+        """
+        keys = median_regrets(seconds).tolist() if self.objective == "robust" else [self.objective_of(c) for c in drawn]
+        order = sorted(range(len(drawn)), key=lambda n: (keys[n], n))
+        evident = next((n for n in order if not drawn[n].marked), None)
+        if evident is None:
+            return order, "no strategy fits whose techniques were all used by measured runs near this one"
+        if evident == order[0]:
+            return order, ""
+        ahead = float((seconds[:, order[0]] < seconds[:, evident]).mean())
+        if ahead >= _CONVINCING:
+            return order, f"it is better than the best strategy with evidence in {ahead:.0%} of the draws"
+        return [evident, *(n for n in order if n != evident)], ""
 
     def _placed(self, place: Place, drawn: Sequence[Candidate], likely: Floats, between: Floats, first: float) -> Place:
         """Return the place with the chance that the best of all is there, and the ratio of its best to the first."""

@@ -26,10 +26,11 @@ from traincast.searching.answer import Answer, Candidate
 from traincast.searching.ask import CONFIDENCE, OBJECTIVES, Objective, SearchAsk
 from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
+from traincast.searching.doubts import Doubts
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.journal import from_json, part_name, search_journal, to_json
 from traincast.searching.places import MEMORY_REACH, clusters_to_try, nothing, survey
-from traincast.searching.problem import Limits, Problem, SpaceCounts, Task
+from traincast.searching.problem import Best, Limits, Problem, SpaceCounts, Task
 from traincast.searching.ranking import Ranking, influence
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.simulate.executor import execute_compiled
@@ -152,11 +153,11 @@ def _answer(
     columns = ranking.columns
     counts.evaluated, counts.feasible = len(columns), int(np.isfinite(columns.seconds).sum())
     measured = any(request.cluster.calibration for request in requests)
-    best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED), within=True)
+    best = ranking.contenders(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED))
     if not best:
         raise nothing(places, ranking)
     unused = _check_bundles(ranking.cost_model, best)
-    ranked, places, sure = ranking.compared(best, places, top, means.seed)
+    ranked, places, sure, reason = ranking.compared(best, places, top, means.seed)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
     return Answer(
@@ -176,6 +177,9 @@ def _answer(
         places=tuple(places),
         limits=ranking.limits,
         sure=sure,
+        fastest=min(candidates, key=ranking.forecast_of),
+        with_evidence=next((c for c in candidates if not c.marked), None),
+        reason=reason,
         influence=influence(columns, values),
         columns=columns,
         requests=tuple(requests),
@@ -301,10 +305,12 @@ def _tasks(problem: Problem) -> list[Task]:
     if not np.isfinite(problem.reach):
         return problem.tasks()
     probe = replace(problem, axes=_probe(problem.axes, problem.request), reach=float("inf"))
-    bulk, best = bulk_of(probe), float("inf")
+    bulk, best, doubts = bulk_of(probe), Best(), Doubts(problem.request)
     for task in probe.tasks():
         columns, _ = explore(bulk, probe, task)
-        best = min(best, float(columns.seconds.min(initial=np.inf)))
+        best = best.least(doubts.shortest(columns))
+    if problem.lean:  # no technique is doubted if memory is the objective
+        best = Best(best.fastest_s, best.fastest_s, best.fastest_s)
     return problem.tasks(best)
 
 

@@ -8,8 +8,9 @@ clusters around their forecasts. On a device without measurements it is wider: i
 devices left out of the fit. A further factor covers the part of a step's 90 % interval that these do not explain, so
 that the steps of a search are spread as widely as a forecast of the strategy alone says: one for all uncalibrated
 clusters, and one per calibrated cluster with the spread that its calibration leaves. Where runs may stall, each
-candidate stalls in its share of the draws. The last factor is the spread of repeated runs. The chance of a candidate is
-the share of draws in which it is the fastest.
+candidate stalls in its share of the draws. The last factor is the spread of repeated runs. A technique that no measured
+run near a strategy has used adds a factor of its own, which strategies with that technique share (see
+:mod:`traincast.searching.doubts`). The chance of a candidate is the share of draws in which it is the fastest.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from traincast.cluster.calibrated import calibrated_clusters
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import Forecast
 from traincast.report import Report
+from traincast.searching.doubts import TECHNIQUE
 from traincast.searching.odds import Odds, odds
 from traincast.simulate.timeline import Evaluator
 
@@ -43,7 +45,7 @@ DOUBLING: Final = 0.04
 
 ``MESH`` and ``DOUBLING`` were chosen on pairs of measured runs; ``benchmarks.chances`` tests them on the same pairs.
 """
-_FEW_DEVICES: Final = 8
+FEW_DEVICES: Final = 8
 """Doublings are counted from this number of devices, on which most measurements were made."""
 _NINETY: Final = 2.0 * 1.645
 """Width of a 90 % interval, in standard deviations."""
@@ -68,14 +70,17 @@ class Draws:
         self._drawn = 0
         self._unexplained: list[float] = self._random("unexplained").uniform(1e-6, 1.0 - 1e-6, count).tolist()
 
-    def seconds(self, forecast: Forecast) -> Floats:
-        """Return the step time of ``forecast`` in every draw, in seconds."""
+    def seconds(self, forecast: Forecast, without: Sequence[str] = ()) -> Floats:
+        """Return the step time of ``forecast`` in every draw, in seconds.
+
+        ``without`` names its techniques without evidence.
+        """
         calibration = forecast.request.cluster.calibration
         if calibration is None:
             drawn = self._uncalibrated(forecast)
             rest = _rest(forecast, drawn)
             factors: Floats = np.array([rest.quantile(chance) for chance in self._unexplained])
-            return drawn * factors * self._repeats(REPEATS)
+            return drawn * factors * self._repeats(REPEATS) * self._techniques(without)
         report = forecast.report
         own = max(REPEATS, math.log(calibration.high / calibration.low) / _NINETY)
         step, whole = self._in_a_mode(report), math.log(report.high_s / report.low_s) / _NINETY
@@ -84,7 +89,7 @@ class Draws:
         left_open = math.sqrt(max(0.0, whole**2 - own**2))
         place = self._normal("calibrated", forecast.request.cluster.name)
         found: Floats = step * np.exp(left_open * place) * self._repeats(own)
-        return found
+        return found * self._techniques(without)
 
     def _in_a_mode(self, report: Report) -> Floats:
         """Return the step of a run in every draw: in one of its modes, each drawn with its probability."""
@@ -104,16 +109,20 @@ class Draws:
         ratio = forecast.report.step_s / usual if usual else 1.0
         doubts = parts.unmeasured_spreads(estimates, plan.work_counts())
         factors = {
-            name: np.exp(math.hypot(spread, doubts.get(name, 0.0)) * self._normal(name, *_owner(name, cluster)))
+            name: np.exp(math.hypot(spread, doubts.get(name, 0.0)) * self._normal(name, *owner_of(name, cluster)))
             for name, spread in spreads().items()
         }
         drawn = [Calibration(**{name: float(f[n]) for name, f in factors.items()}) for n in range(self.count)]  # type: ignore[arg-type]
-        doublings = math.log2(cluster.num_devices / _FEW_DEVICES)
+        doublings = math.log2(cluster.num_devices / FEW_DEVICES)
         degrees = (f"{name}={getattr(forecast.request.strategy, name)}" for name in ("tp", "cp", "pp", "ep"))
         other = DOUBLING * doublings * np.abs(self._normal("scaling")) + MESH * self._normal("mesh", *degrees)
         steps = np.array([evaluate(parts.scaled(estimates.seconds, each)) for each in drawn])
         found: Floats = ratio * np.exp(other) * steps
         return found
+
+    def _techniques(self, without: Sequence[str]) -> Floats:
+        """Return the factors of the techniques without evidence; strategies that share one share its draws."""
+        return np.exp(TECHNIQUE * sum((np.abs(self._normal("technique", name)) for name in without), np.zeros(1)))
 
     def _normal(self, *what: str) -> Floats:
         """Return standard normal draws for the property ``what``; equal names always give equal draws."""
@@ -145,22 +154,48 @@ def _rest(forecast: Forecast, drawn: Floats) -> Odds:
     return Odds(median_s=median, low_s=median * math.exp(-below), high_s=median * math.exp(above))
 
 
-def _owner(factor: str, cluster: Cluster) -> tuple[str, ...]:
+def owner_of(factor: str, cluster: Cluster) -> tuple[str, ...]:
     """Return the owner of a factor: nobody for hosts, the cluster for links, the device for all others."""
     if factor in _HOSTS:
         return ()
     return (cluster.name,) if factor in _LINKS else (cluster.device.name,)
 
 
-def drawn_seconds(forecasts: Sequence[Forecast], *, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Return the step times of all forecasts (columns) in every draw (rows), in seconds."""
+def drawn_seconds(
+    forecasts: Sequence[Forecast],
+    *,
+    without: Sequence[Sequence[str]] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Floats:
+    """Return the step times of all forecasts (columns) in every draw (rows), in seconds.
+
+    ``without`` names the techniques of each that have no evidence.
+    """
     source = Draws(draws, seed)
-    return np.stack([source.seconds(forecast) for forecast in forecasts], axis=1)
+    names = without or [()] * len(forecasts)
+    return np.stack([source.seconds(made, lacking) for made, lacking in zip(forecasts, names, strict=True)], axis=1)
 
 
 def chances(seconds: Floats) -> Floats:
     """Return the share of rows in which each column is the least."""
     return np.bincount(seconds.argmin(axis=1), minlength=seconds.shape[1]) / len(seconds)
+
+
+def regrets(seconds: Floats) -> Floats:
+    """Return the expected loss of each column against the best of each row, as a share of the best."""
+    found: Floats = (seconds / seconds.min(axis=1, keepdims=True)).mean(axis=0) - 1.0
+    return found
+
+
+def median_regrets(seconds: Floats) -> Floats:
+    """Return the loss of each column against the best of the row that half of the rows exceed.
+
+    Of the ways to pick a strategy by its losses, this one lost least on measured runs of sources that may guide choices
+    (``python -m benchmarks.regret``). Means are ruled by the few draws in which one mesh is much slower than forecast.
+    """
+    found: Floats = np.median(seconds / seconds.min(axis=1, keepdims=True), axis=0) - 1.0
+    return found
 
 
 def ties(seconds: Floats) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from traincast.units import format_bytes, format_money, format_parameters, forma
 
 if TYPE_CHECKING:
     from traincast.cluster import Cluster
-    from traincast.searching.answer import Answer, Place
+    from traincast.searching.answer import Answer, Candidate, Place
 
 
 _NARROWEST: Final = 26
@@ -19,7 +19,13 @@ _FRONT: Final = 6
 """Most points of the Pareto front to show."""
 _NOTABLE: Final = 0.05
 """A device counts as unmeasured if at least this share of its time is on operators not measured on it."""
-_WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
+_WORDS: Final = {
+    "time": "fastest",
+    "cost": "cheapest",
+    "energy": "least energy",
+    "memory": "least memory",
+    "robust": "least regret",
+}
 
 
 def show(answer: Answer, *, explain: bool) -> None:
@@ -37,6 +43,8 @@ def show(answer: Answer, *, explain: bool) -> None:
     )
     _show_candidates(answer, several=several)
     out.print(f"{_sureness(answer)}\n")
+    for line in _evidence(answer):
+        out.print(f"{line}\n", highlight=False)
     if several:
         _show_clusters(answer)
     _show_naive(answer)
@@ -60,6 +68,8 @@ def _sureness(answer: Answer) -> str:
         same = f"; {_numbers(ties)} need as much" if ties else ""
         return f"The order is by computed memory: the first strategy needs the least{same}."
     said = f"The first strategy has a {answer.sure:.0%} chance of being the best of those compared; {alike}."
+    if answer.best.regret is not None:
+        said += f" Its expected loss against the best is {answer.best.regret:.1%}."
     chances = [
         (c, name)
         for c, name in (
@@ -72,6 +82,33 @@ def _sureness(answer: Answer) -> str:
         said += " It has " + " and ".join(f"a {c:.0%} chance of {name}" for c, name in chances)
         said += f" (required: {answer.limits.confidence:.0%})."
     return said
+
+
+def _evidence(answer: Answer) -> list[str]:
+    """Return what a reader must know about techniques that no measured run near this one has used."""
+    if answer.objective == "memory":
+        return []
+    said = []
+    if any(c.marked for c in answer.candidates):
+        said.append(
+            "* uses a technique that no measured run near this one has used, and is expected to take longer than "
+            "forecast; the order is by expected time."
+        )
+    if answer.best.marked:
+        said.append(f"{_missing(answer.best)} The first strategy comes first all the same: {answer.reason}.")
+    fastest = answer.fastest
+    if fastest.marked and fastest.strategy != answer.best.strategy:
+        forecast, expected = fastest.report.step_s, fastest.report.step_s * fastest.expected
+        said.append(
+            f"The fastest forecast of all is {fastest.strategy}: {format_seconds(forecast)}, expected "
+            f"{format_seconds(expected)}. {_missing(fastest)}"
+        )
+    return said
+
+
+def _missing(candidate: Candidate) -> str:
+    """Return a sentence with the techniques of a candidate that have no evidence."""
+    return "Without evidence: " + "; ".join(e.words for e in candidate.evidence if not e.supported) + "."
 
 
 def _numbers(ranks: Sequence[int]) -> str:
@@ -94,7 +131,7 @@ def _show_candidates(answer: Answer, *, several: bool) -> None:
         r = c.report
         row = [
             str(rank),
-            str(c.strategy),
+            f"{c.strategy}{' *' if c.marked else ''}",
             format_seconds(r.step_s),
             f"{format_seconds(r.low_s)} … {format_seconds(r.high_s)}",
             f"{r.mfu:.1%}",
