@@ -378,7 +378,8 @@ class Layout:
         others = min(mesh.num_ranks, mesh.devices_per_node) - 1
         crowded = runtime.launches.crowding * others * (updates + samples * sample_launches(graph.name))
         updated = updates + crowded if self.request.optimizer else 0.0
-        launches = Launch(blocks=updated + runtime.launches.step)
+        beside = 0.0 if self.request.strategy.servers else runtime.launches.step  # workers wait for servers meanwhile
+        launches = Launch(blocks=updated + beside)
         return [Item(work=launches, launches=Launch(), label="update on the host")] if launches.blocks else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:
