@@ -70,12 +70,12 @@ def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str
 
 
 def test_what_only_sharded_parameters_make_fit_is_chosen() -> None:
-    """Seven billion parameters on two devices of 80 GB: neither replicas nor sharded states fit, whole shards do."""
+    """Thirteen billion parameters on four devices of 80 GB: replicas and sharded states do not fit, whole shards do."""
     chosen = choose(
-        resolve(Training("llama2-7b", cluster="dgx-a100:1x2", global_batch=2, seq=2048, runtime="hf-trainer")).request
+        resolve(Training("llama2-13b", cluster="dgx-a100:1x4", global_batch=4, seq=2048, runtime="hf-trainer")).request
     )
     assert chosen.need.fits
-    assert (chosen.strategy.dp, chosen.strategy.zero) == (2, 3)
+    assert (chosen.strategy.dp, chosen.strategy.zero) == (4, 3)
 
 
 def test_of_the_first_that_fits_and_promising_ones_the_fastest_is_chosen() -> None:
