@@ -29,7 +29,7 @@ from traincast.forecast import forecast
 from traincast.measured import Measured, steps
 from traincast.measured.calibrations import without_calibration
 from traincast.searching.sureness import REPEATS
-from traincast.searching.worlds import Seen, Step, Worlds, step_of
+from traincast.searching.worlds import DrawnStep, Seen, Worlds, step_of
 from traincast.tables import RowError, read_rows, text
 
 SEEN: Final = (0, 1, 3)
@@ -46,7 +46,7 @@ SETS: Final = 6
 class Run:
     """A forecast step with its unknowns, and how far the measured one was from its median (logarithm)."""
 
-    step: Step
+    step: DrawnStep
     away: float
 
 

@@ -313,7 +313,7 @@ def convolutions_are_analytical() -> bool:
 DENIED: dict[str, Callable[[], bool]] = {
     "Convolutions in half precision, depthwise ones, and most memory-bound": convolutions_are_analytical,
     "It reads configurations and logs of training frameworks only as rows": lambda: (
-        not ({"explain", "next", "import"} & {*dict(verbs())} or {"--config", "--log"} & options_of("predict"))
+        not ({"explain", "import"} & {*dict(verbs())} or {"--config", "--log"} & options_of("predict"))
     ),
     "In a forecast of one job, one number stands for the network traffic": lambda: (
         "--busy-network" in options_of("predict")

@@ -336,7 +336,7 @@ class Training(JsonRecord):
     ] = None
     layout: Annotated[
         Literal["channels_first", "channels_last"] | None,
-        Option("How images lie in memory, for convolutions in 16 bits. If omitted, the framework's default."),
+        Option("How images lie in memory, for convolutions in 16 bits. If omitted, the framework's default.", "ORDER"),
     ] = None
     lora: Annotated[
         str | None,

@@ -87,7 +87,9 @@ def resolve(ask: Training, *, chooser: Chooser | None = choose, allow_code: bool
 
 def _runtime(ask: Training) -> Runtime | None:
     """The runtime that an ask names, or ``None``."""
-    return load_runtime(ask.runtime) if isinstance(ask.runtime, str) else ask.runtime
+    if ask.runtime is None or isinstance(ask.runtime, Runtime):
+        return ask.runtime
+    return load_runtime(ask.runtime)
 
 
 def _with_options(runtime: Runtime, ask: Training) -> Runtime:

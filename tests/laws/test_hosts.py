@@ -29,7 +29,7 @@ quick = settings(deadline=None, derandomize=True, max_examples=40)
 
 def runtimes(name: str) -> tuple[Runtime, Runtime]:
     """The runtime as hosts run ahead, and as they wait for every pass."""
-    found = load_runtime(name)
+    found = load_runtime(name).patched(launches={"step": 0.0})
     return found.patched(launches={"sync_passes": False}), found.patched(launches={"sync_passes": True})
 
 

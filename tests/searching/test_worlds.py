@@ -18,12 +18,12 @@ from traincast.forecast import forecast
 from traincast.searching import worlds
 from traincast.searching.doubts import TECHNIQUE
 from traincast.searching.sureness import REPEATS, Draws
-from traincast.searching.worlds import Seen, Step, Worlds, step_of
+from traincast.searching.worlds import DrawnStep, Seen, Worlds, step_of
 
 NAMES = [("gemm",), ("inter",), ("mesh",), ("own",)]
 effects = st.lists(st.floats(0.0, 0.4), min_size=4, max_size=4).map(lambda found: dict(zip(NAMES, found, strict=True)))
 steps = st.lists(
-    st.builds(lambda m, e: Step(median=m, effects=e), st.floats(-0.2, 0.2), effects), min_size=1, max_size=4
+    st.builds(lambda m, e: DrawnStep(median=m, effects=e), st.floats(-0.2, 0.2), effects), min_size=1, max_size=4
 )
 seen = st.lists(st.builds(lambda e, n: Seen(effects=e, noise=n), effects, st.floats(0.01, 0.5)), min_size=1, max_size=3)
 
@@ -37,7 +37,7 @@ def made(strategy: str, batch: int = 32, cluster: str = "dgx-a100:2") -> Forecas
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(steps=steps, seen=seen)
-def test_a_measurement_never_adds_doubt(steps: list[Step], seen: list[Seen]) -> None:
+def test_a_measurement_never_adds_doubt(steps: list[DrawnStep], seen: list[Seen]) -> None:
     known = Worlds(steps)
     for number, step in enumerate(steps):
         assert known.spread(number) == pytest.approx(step.spread)
@@ -47,7 +47,7 @@ def test_a_measurement_never_adds_doubt(steps: list[Step], seen: list[Seen]) -> 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(steps=steps, noise=st.floats(0.01, 1.0))
-def test_a_measurement_of_something_else_lowers_nothing(steps: list[Step], noise: float) -> None:
+def test_a_measurement_of_something_else_lowers_nothing(steps: list[DrawnStep], noise: float) -> None:
     known, other = Worlds(steps), [Seen(effects={("coffee",): 1.0}, noise=noise)]
     for number in range(len(steps)):
         assert known.spread(number, other) == pytest.approx(known.spread(number))
@@ -56,14 +56,14 @@ def test_a_measurement_of_something_else_lowers_nothing(steps: list[Step], noise
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(step=steps.map(lambda found: found[0]))
-def test_the_step_itself_leaves_its_noise(step: Step) -> None:
+def test_the_step_itself_leaves_its_noise(step: DrawnStep) -> None:
     left = Worlds([step]).spread(0, [Seen(effects=step.effects, noise=0.05)])
     both = math.hypot(step.spread, 0.05)
     assert left == pytest.approx(step.spread * 0.05 / both, abs=1e-6)
 
 
 def test_one_strategy_has_no_regret() -> None:
-    assert Worlds([Step(median=0.0, effects={("gemm",): 0.3})]).regret() == 0.0
+    assert Worlds([DrawnStep(median=0.0, effects={("gemm",): 0.3})]).regret() == 0.0
 
 
 def test_a_step_is_as_unknown_as_its_interval_says() -> None:
@@ -103,7 +103,7 @@ def test_the_doubt_that_a_run_leaves_is_what_drawn_worlds_leave(monkeypatch: pyt
 
 
 def test_what_is_expected_moves_towards_what_was_seen() -> None:
-    step = Step(median=1.0, effects={("gemm",): 0.3})
+    step = DrawnStep(median=1.0, effects={("gemm",): 0.3})
     known, figure = Worlds([step]), [Seen(effects={("gemm",): 0.3}, noise=0.001)]
     assert known.mean(0, figure, [0.2]) == pytest.approx(1.2, abs=1e-3)
     assert known.mean(0, [replace(figure[0], noise=100.0)], [0.2]) == pytest.approx(1.0, abs=1e-3)

@@ -26,7 +26,7 @@ from traincast.searching.doubts import Doubts, lacking
 from traincast.searching.page import cluster_word
 from traincast.searching.search import search
 from traincast.searching.sureness import REPEATS, spreads
-from traincast.searching.worlds import Effects, Seen, Step, Worlds, step_of
+from traincast.searching.worlds import DrawnStep, Effects, Seen, Worlds, step_of
 from traincast.strategy import Request, Strategy
 from traincast.units import format_money
 
@@ -226,7 +226,7 @@ class _Idea:
     seen: tuple[Seen, ...]
 
 
-def _ideas(made: Sequence[Forecast], steps: Sequence[Step], ask: NextAsk) -> Iterator[_Idea]:
+def _ideas(made: Sequence[Forecast], steps: Sequence[DrawnStep], ask: NextAsk) -> Iterator[_Idea]:
     """Yield what could be measured: operators, collectives, events, and runs of the best strategies."""
     request = made[0].request
     nodes = min(2, request.cluster.num_nodes)

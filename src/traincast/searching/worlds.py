@@ -52,7 +52,7 @@ _MEAN: Final = math.sqrt(2.0 / math.pi)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DrawnStep:
     """The logarithm of a step's seconds: its median, and the effects of what is unknown."""
 
     median: float
@@ -72,7 +72,7 @@ class Seen:
     noise: float
 
 
-def step_of(made: Forecast, without: Sequence[str] = ()) -> Step:
+def step_of(made: Forecast, without: Sequence[str] = ()) -> DrawnStep:
     """Return the step of a forecast with all that is unknown about it.
 
     ``without`` names its techniques without evidence. Without them, the spread is that of the 90 % interval in the
@@ -93,7 +93,7 @@ def step_of(made: Forecast, without: Sequence[str] = ()) -> Step:
     for name in without:
         own["technique", name] = TECHNIQUE * _HALF
         median += TECHNIQUE * _MEAN
-    return Step(median=median, effects={name: effect for name, effect in (found | own).items() if effect})
+    return DrawnStep(median=median, effects={name: effect for name, effect in (found | own).items() if effect})
 
 
 def _kind(made: Forecast) -> str:
@@ -142,7 +142,7 @@ def _uncalibrated(made: Forecast, whole: float) -> dict[Unknown, float]:
 class Worlds:
     """What is unknown about several steps, and what is left of it after a measurement."""
 
-    def __init__(self, steps: Sequence[Step], seed: int = 0) -> None:
+    def __init__(self, steps: Sequence[DrawnStep], seed: int = 0) -> None:
         self.steps = tuple(steps)
         self._names = list(dict.fromkeys(name for step in steps for name in step.effects))
         self._rows = self._matrix([step.effects for step in steps])
