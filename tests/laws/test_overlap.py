@@ -26,6 +26,7 @@ from traincast.forecast import forecast
 from traincast.graph import OpKind, Phase
 from traincast.simulate import simulate
 from traincast.strategy import Category, lower
+from traincast.strategy.memory.footprint import is_loss
 from traincast.strategy.plan import Overlap
 from traincast.work import Collective, HostCopy, Launch, Work
 
@@ -217,9 +218,9 @@ def test_offloaded_activations_hide_behind_the_block_that_makes_them(c: float) -
         return c if isinstance(work, HostCopy) else seconds_by(forward=1.0)(work)
 
     graph = graph_of(GPT)
-    kept = [[graph.operators[i] for i in b.forward if graph.operators[i].saved] for b in graph.blocks]
-    leaves = [bool(ops) and not any(op.kind is OpKind.LOSS for op in ops) for ops in kept]
-    blocks = [(b, own) for b, own in zip(graph.blocks, leaves, strict=True) for _ in range(b.count)]
+    own = [[graph.operators[i] for i in b.forward] for b in graph.blocks]
+    leaves = [any(op.saved for op in ops) and not any(map(is_loss, ops)) for ops in own]
+    blocks = [(b, out) for b, out in zip(graph.blocks, leaves, strict=True) for _ in range(b.count)]
     out = sum(max(len(b.forward), c) if saves else len(b.forward) for b, saves in blocks)
     back = c * sum(saves for _, saves in blocks)  # backward takes no time here, so that nothing hides behind it
     assert sum(passes_of("dp=1,offload=activations", rule)) == pytest.approx(out + back, rel=1e-12)
