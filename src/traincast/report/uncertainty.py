@@ -23,7 +23,7 @@ LEAST: Final = 0.2
 """Added to each end of the propagated interval, as the root of the sum of squares: steps are less sure than works."""
 FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
     "language": (0.80, 1.00),
-    "strained": (0.80, 5.00),
+    "strained": (0.80, 4.22),
     "experts": (0.48, 1.05),
     "tuned": (0.90, 1.30),
     "images": (0.91, 0.91),
