@@ -55,10 +55,14 @@ _HOSTS: Final = ("kernels", "blocks", "collectives", "handshakes", "waits")
 
 @lru_cache(maxsize=1)
 def spreads() -> dict[str, float]:
-    """Return the spread of the logarithm of each factor over all calibrated clusters of the catalog."""
+    """Return the spread of the logarithm of each factor over all calibrated clusters of the catalog.
+
+    A cluster with few runs has its factors to the power of what its offsets leave them, and counts accordingly.
+    """
     found = [cluster.calibration for cluster in calibrated_clusters() if cluster.calibration]
     table = np.log([[getattr(calibration, name) for name in FACTORS] for calibration in found])
-    return dict(zip(FACTORS, np.sqrt((table**2).mean(axis=0)).tolist(), strict=True))
+    left = np.array([1.0 - calibration.few.share if calibration.few else 1.0 for calibration in found])
+    return dict(zip(FACTORS, np.sqrt((table**2).sum(axis=0) / (left**2).sum()).tolist(), strict=True))
 
 
 class Draws:
