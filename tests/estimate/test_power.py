@@ -98,3 +98,8 @@ def test_every_part_of_a_mixed_cluster_gets_the_limit_and_hosts_do_not() -> None
 def test_an_impossible_limit_is_refused(watts: float) -> None:
     with pytest.raises(RequestError, match=r"power limit .* W: expected a number from 1 to"):
         predict(replace(ASK, power_limit=watts))
+
+
+def test_a_limit_below_what_a_device_draws_before_it_computes_is_refused() -> None:
+    with pytest.raises(RequestError, match="h100-sxm5-80gb draws about 245 W before it computes"):
+        predict(replace(ASK, power_limit=240.0))

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
+from traincast.cluster.architecture import load_architecture
 from traincast.cluster.calibration import Calibration
 from traincast.errors import RequestError
 from traincast.schema import Text
@@ -231,7 +232,16 @@ class Cluster:
         return replace(self, num_nodes=num_nodes)
 
     def with_power_limit(self, watts: float) -> Cluster:
-        """The same cluster, each of whose devices may draw at most ``watts``; ``hosts`` stay as they are."""
+        """The same cluster, each of whose devices may draw at most ``watts``; ``hosts`` stay as they are.
+
+        Refuses less than a device draws before it computes anything.
+        """
+        idle_w = load_architecture(self.device.architecture).power.static * self.device.tdp_w
+        if watts <= idle_w:
+            raise RequestError(
+                f"a power limit of {watts:g} W: {self.device.name} draws about {idle_w:.0f} W before it computes; give "
+                f"more, up to its {self.device.tdp_w:g} W"
+            )
         parts = tuple(part.with_power_limit(watts) for part in self.parts)
         return replace(self, device=replace(self.device, power_limit_w=watts), parts=parts)
 
