@@ -167,7 +167,7 @@ def text(compared: Sequence[Compared], *, rows: int, most: int) -> str:
             [f"{source} ({role})", str(len(own)), _cell([p.peer for p in own]), _cell([p.own for p in own])]
             for (role, source), own in _by_source(made.pairs)
         ]
-        parts += [f"### {made.peer.name}", table(["source", "rows", "peer", "Traincast"], lines)]
+        parts += [f"## {made.peer.name}", table(["source", "rows", "peer", "Traincast"], lines)]
     return "\n\n".join(parts)
 
 

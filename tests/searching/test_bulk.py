@@ -144,7 +144,7 @@ def test_models_with_frozen_weights_are_forecast_as_they_would_be_alone(trained:
 
 @pytest.mark.long(guard="test_members_of_every_schedule_are_forecast_as_they_would_be_alone")
 def test_a_sample_of_the_space_has_a_bit_of_everything() -> None:
-    seen = compare(problem_for(DEEP, 16, 32), 90, seed=1)
+    seen = compare(problem_for(DEEP, 16, 32), 90, seed=2)
     zeros = {f"zero={stage}" for stage in range(4)}
     recomputes = {f"recompute={what}" for what in ("none", "selective", "full")}
     wanted = {*SCHEDULES, *zeros, *recomputes, "layers", "sequence_parallel", "optimizer", "activations", "tp", "pp"}

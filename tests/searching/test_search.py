@@ -216,7 +216,8 @@ def test_of_several_clusters_the_cheapest_within_the_deadline_is_chosen() -> Non
 def test_a_budget_leaves_what_it_pays_for() -> None:
     answer = found(steps=1000, budget=1e9)
     assert answer.best.job is not None
-    assert (answer.best.in_budget, answer.best.in_time) == (1.0, None)
+    assert answer.best.in_budget == pytest.approx(1.0)
+    assert answer.best.in_time is None
     least = min(c.cost for c in answer.candidates)
     with pytest.raises(
         StrategyError, match=r"no strategy meets the budget of \$\S+ with a chance of 80%: the nearest, "
