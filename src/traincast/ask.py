@@ -261,11 +261,14 @@ class JsonRecord:
         Refuses a field that holds a live object of Python.
         """
         plain: dict[str, Any] = {}
+        kind: Any = type(self)
+        tables = tables_of(kind)
         for item in fields(self):  # type: ignore[arg-type]
             value = getattr(self, item.name)
             if value == item.default:
                 continue
-            made = msgspec.to_builtins(value) if is_dataclass(value) and item.name in _TABLES else value
+            table = tables.get(item.name)
+            made = msgspec.to_builtins(value) if table is not None and isinstance(value, table) else value
             if not _is_plain(made):
                 raise RequestError(
                     f"{item.name} is a live {type(value).__name__}, which JSON cannot hold: give it in words"
@@ -280,14 +283,10 @@ class JsonRecord:
         kind: Any = cls
         known = {one.name for one in declared(kind) if not one.live}
         _refuse_unknown(plain, known, "the ask")
-        for name in _TABLES.keys() & plain.keys():
-            if isinstance(plain[name], dict):
-                _refuse_unknown(plain[name], {one.name for one in declared(_TABLES[name])}, name)
+        for name, table in tables_of(kind).items():
+            if isinstance(plain.get(name), dict):
+                _refuse_unknown(plain[name], {one.name for one in declared(table)}, name)
         return cls(**convert(plain, table_of(kind), "ask:", remedy="every ask has it"))
-
-
-_TABLES: Final = {"conditions": Conditions, "job": JobSettings}
-"""Fields that are tables of their own in JSON."""
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -478,6 +477,17 @@ def option_of(ask: Any, name: str) -> Option:
 def _with_limits(kind: Any, notes: Iterable[object]) -> Any:
     limits = next((note for note in notes if isinstance(note, Meta)), None)
     return Annotated[kind, limits] if limits else kind
+
+
+@cache
+def tables_of(ask: Any) -> Mapping[str, Any]:
+    """Return the fields of an ask that are tables of their own in JSON, with the dataclass of each."""
+    found = {}
+    for one in declared(ask):
+        tables = [kind for kind in (one.kind, *get_args(one.kind)) if is_dataclass(kind)]
+        if tables and not one.live:
+            found[one.name] = tables[0]
+    return found
 
 
 @cache

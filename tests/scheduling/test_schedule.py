@@ -10,7 +10,7 @@ import traincast
 from tests.scheduling.queues import job, queue
 from traincast import Costs, FailureEvent, Failures, Policy, RequestError, SharedCluster, schedule
 from traincast.scheduling import State, simulate
-from traincast.scheduling.ask import ScheduleAsk
+from traincast.scheduling.ask import CostSettings, ScheduleAsk
 from traincast.scheduling.joblogs.read import load_jobs
 from traincast.scheduling.schedule import load_shared_cluster, read_log, scaled
 
@@ -26,13 +26,20 @@ def test_a_file_a_trace_and_a_list_of_jobs_give_equal_schedules() -> None:
 
 
 def test_a_schedule_takes_what_the_command_line_is_asked() -> None:
-    ask = ScheduleAsk(str(JOBS), nodes="2x8", policy="easy", quota=("a=4",), checkpoint_cost="10s+1s/gpu", load="2")
+    ask = ScheduleAsk(
+        str(JOBS),
+        nodes="2x8",
+        policy="easy",
+        quota=("a=4",),
+        load="2",
+        costs=CostSettings(checkpoint_cost="10s+1s/gpu"),
+    )
     costs = Costs(checkpoint_s=10.0, checkpoint_s_per_gpu=1.0)
-    alike = schedule(JOBS, nodes="2x8", policy="easy", quotas={"a": 4.0}, costs=costs, load=2.0)
+    alike = schedule(JOBS, nodes="2x8", policy="easy", quota={"a": 4.0}, costs=costs, load=2.0)
     assert schedule(ask).to_dict() == alike.to_dict()
     with pytest.raises(RequestError, match=r"the ask compares 2 policies: schedule\(\) runs one"):
         schedule(ScheduleAsk(str(JOBS), nodes="2x8", compare="fifo,easy"))
-    with pytest.raises(RequestError, match="nodes is missing: give a number of nodes"):
+    with pytest.raises(RequestError, match="describe the cluster in exactly one way"):
         schedule(JOBS)
 
 
@@ -144,4 +151,4 @@ def test_a_cluster_that_is_down_for_ever_is_refused() -> None:
 )
 def test_impossible_arguments_are_refused(jobs: object, more: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        schedule(jobs, **more)  # type: ignore[arg-type]
+        schedule(jobs, **more)  # type: ignore[call-overload]

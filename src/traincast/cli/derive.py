@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING
 from functools import update_wrapper
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import click
 from msgspec import Meta
 
-from traincast.ask import Batch, Count, Declared, Seed, Workers, declared
+from traincast.ask import Batch, Count, Declared, Seed, Workers, declared, tables_of
 from traincast.cli.options import COUNT, SEED, TIME, WORKERS
 
 _FIRST: Final = ("cluster", "global_batch", "strategy")
@@ -82,14 +82,8 @@ def _shown(record: Any, *, nested: bool = True) -> Iterator[Declared]:
     for one in declared(record):
         if one.option.flag is not None:
             yield one
-        elif nested and (table := _table(one)):
-            yield from _shown(table)
-
-
-def _table(one: Declared) -> Any:
-    """Return the dataclass that a field holds, if its fields are options."""
-    tables = [kind for kind in (one.kind, *get_args(one.kind)) if is_dataclass(kind)]
-    return tables[0] if tables and not one.live and any(_shown(tables[0])) else None
+        elif nested and one.name in tables_of(record):
+            yield from _shown(tables_of(record)[one.name])
 
 
 def _filled(record: Any, given: Mapping[str, Any]) -> Any:
@@ -99,7 +93,7 @@ def _filled(record: Any, given: Mapping[str, Any]) -> Any:
         if one.option.flag is not None:
             if given.get(one.name) is not None and given[one.name] != ():
                 values[one.name] = _value(one, given[one.name])
-        elif table := _table(one):
+        elif (table := tables_of(record).get(one.name)) and any(_shown(table)):
             made = _filled(table, given)
             values[one.name] = made if made.differs else None
     return record(**values)

@@ -6,15 +6,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from traincast.ask import ALLOW_CODE, Count, JsonRecord, Option, Seed
+from traincast.ask import ALLOW_CODE, Count, JsonRecord, Option, Seed, python_only
 from traincast.errors import RequestError, UnknownNameError
 from traincast.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:
+    from traincast.scheduling.joblogs.job import Job
+    from traincast.scheduling.joblogs.read import JobLog
+    from traincast.scheduling.policy import Policy
     from traincast.scheduling.queue.costs import Costs
     from traincast.scheduling.queue.failures import Failures
+    from traincast.scheduling.space.cluster import SharedCluster
+    from traincast.scheduling.space.placement import Placement
+
+    LiveJobs: TypeAlias = Path | JobLog | Sequence[Job]
+    LiveNodes: TypeAlias = Path | SharedCluster
+else:  # in JSON there are words alone
+    Costs = Failures = LiveJobs = LiveNodes = Placement = Policy = str
 
 _MOST_SEEDS: Final = 1000
 _OVERSIZE: Final = ("refuse", "drop", "clip")
@@ -26,76 +36,10 @@ def _oversize(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleAsk(JsonRecord):
-    """A log of jobs, the cluster that they share, and how it schedules them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureSettings:
+    """How often devices, nodes and switches fail, and how long their repairs take, in words."""
 
-    jobs: Annotated[str, Option("Table of jobs, or a published log.")]
-    _: KW_ONLY
-    nodes: Annotated[
-        str | None,
-        Option("Number of nodes, or nodes x GPUs per node: 5x8, 2x8:V100+16x4:T4.", "N|NxGPUS[:TYPE]+…"),
-    ] = None
-    gpus_per_node: Annotated[int | None, Option("GPUs of each node; needed if --nodes is a number.", "N")] = None
-    cluster_file: Annotated[
-        str | None, Option("Node list (.csv) instead of --nodes: node,gpu_type,gpus[,rack,switch,vc].", "FILE")
-    ] = None
-    gpu_type: Annotated[str, Option("GPU type of nodes without one of their own.", "NAME")] = ""
-    hardware: Annotated[
-        str | None,
-        Option("Device or node type of the catalog that each GPU type means; forecasts of jobs use it.", "TYPE=NAME,…"),
-    ] = None
-    allow_code: Annotated[bool, ALLOW_CODE] = False
-    nodes_per_rack: Annotated[
-        int | None, Option("Group the nodes into racks of N; each rack has its own switch.", "N")
-    ] = None
-    uplink: Annotated[
-        str | None,
-        Option(
-            "Rate of the links from each rack's switch to the others, such as 200Gbit, in each direction. Forecast "
-            "jobs that span racks get no more, and with --share they divide it among them.",
-            "RATE",
-        ),
-    ] = None
-    quota: Annotated[
-        tuple[str, ...], Option("Maximum number of GPUs that a virtual cluster may hold at once.", "VC=N,…")
-    ] = ()
-    policy: Annotated[
-        str | None,
-        Option("Which job runs next: a policy, or your own as package.module:Class. Default: fifo.", "NAME"),
-    ] = None
-    placement: Annotated[
-        str, Option("Which GPUs a job gets: a placement, or your own as package.module:Class.", "NAME")
-    ] = "pooled"
-    share: Annotated[
-        str | None,
-        Option(
-            "Let jobs that meet on a node, or at an --uplink, slow one another down; nodes are exclusive, shared "
-            "blind, or shared by complementary jobs. Several are compared.",
-            "KIND,…",
-        ),
-    ] = None
-    compare: Annotated[str | None, Option("Compare these policies; `all` compares every policy.", "NAME,…")] = None
-    estimates: Annotated[
-        str,
-        Option(
-            "Durations that the scheduler expects: exact, predicted, noisy:0.3 or user. Several are compared.",
-            "KIND,…",
-        ),
-    ] = "exact"
-    format: Annotated[
-        str | None,
-        Option("Format of JOBS: native, philly, helios, pai, openb or swf. Detected from the file if omitted.", "NAME"),
-    ] = None
-    drop_invalid: Annotated[bool, Option("Leave out jobs that cannot be read, instead of refusing the log.")] = False
-    oversize: Annotated[
-        str,
-        Option(
-            "Jobs larger than the cluster: refuse the log, drop them, or clip them to its size.", "KIND", read=_oversize
-        ),
-    ] = "refuse"
-    any_gpu: Annotated[bool, Option("Ignore the GPU types that jobs ask for.")] = False
-    load: Annotated[str, Option("Submit jobs X times as fast as in the log. Several loads are compared.", "X,…")] = "1"
     mtbf: Annotated[
         str | None, Option("Mean time between failures of each node, device or switch: node=30d.", "KIND=TIME,…")
     ] = None
@@ -108,87 +52,14 @@ class ScheduleAsk(JsonRecord):
     failure_events: Annotated[
         str | None, Option("Known failures (.csv): time_s,kind,target,repair_s[,gpu].", "FILE")
     ] = None
-    checkpoint_interval: Annotated[
-        str | None, Option("Execution time between regular checkpoints. Default: none.", "TIME")
-    ] = None
-    checkpoint_cost: Annotated[str | None, Option("Time to write a checkpoint, such as 10s or 10s+1s/gpu.", "TIME")] = (
-        None
-    )
-    restore_cost: Annotated[str | None, Option("Time to read a checkpoint, such as 20s or 20s+1s/gpu.", "TIME")] = None
-    restart_cost: Annotated[str | None, Option("Time to start again after a failure.", "TIME")] = None
-    seed: Annotated[
-        Seed,
-        Option("Seed of the random numbers. Noise, failures and random placements depend on it.", "N"),
-    ] = 0
-    seeds: Annotated[Count, Option("Run N seeds, counted from --seed, and show means over them.", "N")] = 1
 
-    def every_seed(self) -> range:
-        """Return the seeds of all runs."""
-        if not 1 <= self.seeds <= _MOST_SEEDS:
-            raise RequestError(f"--seeds {self.seeds}: expected a number of runs from 1 to {_MOST_SEEDS}")
-        return range(self.seed, self.seed + self.seeds)
+    @property
+    def differs(self) -> bool:
+        """Whether anything is stated."""
+        return self != FailureSettings()
 
-    def policies(self) -> list[str]:
-        """Return the policies to run, each once: that of ``--policy`` first, then those of ``--compare``."""
-        if self.compare is None:
-            return ["fifo" if self.policy is None else self.policy]
-        from traincast.scheduling.policies import POLICIES
-
-        names = list(POLICIES) if self.compare.strip() == "all" else [name.strip() for name in self.compare.split(",")]
-        if not all(names):
-            raise RequestError(f"--compare {self.compare!r}: expected names of policies, such as fifo,sjf,easy, or all")
-        return list(dict.fromkeys(names if self.policy is None else [self.policy, *names]))
-
-    def loads(self) -> list[float]:
-        """Return the loads to compare."""
-        return [_number(text, "--load") for text in _listed(self.load, "--load")]
-
-    def beliefs(self) -> list[str]:
-        """Return the kinds of estimates to compare."""
-        return _listed(self.estimates, "--estimates")
-
-    def hardware_by_type(self) -> dict[str, str] | None:
-        """Return the catalog name of each GPU type; refuse a name that the catalog lacks, even if no job needs it."""
-        if self.hardware is None:
-            return None
-        from traincast.scheduling.sharing.step_times import node_of
-
-        found = _pairs([self.hardware], "--hardware", "TYPE=NAME")
-        for name in found.values():
-            node_of(name, 1)
-        return found
-
-    def shares(self) -> dict[str, str]:
-        """Return the kinds of sharing of ``--share`` with their placements; none if the option is absent."""
-        if self.share is None:
-            return {}
-        from traincast.scheduling.sharing.contention import placement_of
-
-        names = _listed(self.share, "--share")
-        if len(names) > 1 and len(self.policies()) > 1:
-            raise RequestError("--share and --compare both list several: compare policies, or ways to share nodes")
-        return {name: str(placement_of(name, self.placement)) for name in names}
-
-    def nodes_or_file(self) -> str | Path:
-        """Return what describes the cluster: ``--nodes``, or the file of ``--cluster-file``."""
-        if (self.nodes is None) == (self.cluster_file is None):
-            raise RequestError(
-                "describe the cluster in exactly one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file "
-                "FILE"
-            )
-        return Path(self.cluster_file) if self.cluster_file is not None else str(self.nodes)
-
-    def quotas(self) -> dict[str, float]:
-        """Return the most GPUs of each virtual cluster that has a quota."""
-        found = _pairs(self.quota, "--quota", "VC=N")
-        return {name: _number(value, f"--quota {name}") for name, value in found.items()}
-
-    def uplink_rate(self) -> float:
-        """Return the rate of each rack's uplink in bytes/s; 0: uplinks limit nobody."""
-        return 0.0 if self.uplink is None else parse_rate(self.uplink, what="--uplink")
-
-    def failures(self) -> Failures | None:
-        """Return the failures that the ask describes, or ``None`` if there are none."""
+    def read(self) -> Failures | None:
+        """Return the failures that the settings describe, or ``None`` if there are none."""
         if self.mtbf is None and self.failure_events is None:
             stated = {
                 "--repair": self.repair,
@@ -218,7 +89,26 @@ class ScheduleAsk(JsonRecord):
         events = load_failure_events(self.failure_events) if self.failure_events is not None else ()
         return Failures(laws=tuple(laws), events=events)
 
-    def costs(self) -> Costs:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSettings:
+    """What checkpoints, restores and restarts of jobs cost, in words."""
+
+    checkpoint_interval: Annotated[
+        str | None, Option("Execution time between regular checkpoints. Default: none.", "TIME")
+    ] = None
+    checkpoint_cost: Annotated[str | None, Option("Time to write a checkpoint, such as 10s or 10s+1s/gpu.", "TIME")] = (
+        None
+    )
+    restore_cost: Annotated[str | None, Option("Time to read a checkpoint, such as 20s or 20s+1s/gpu.", "TIME")] = None
+    restart_cost: Annotated[str | None, Option("Time to start again after a failure.", "TIME")] = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is stated."""
+        return self != CostSettings()
+
+    def read(self) -> Costs:
         """Return the costs of checkpoints and restarts; a cost that is not stated is 0."""
         from traincast.scheduling.queue.costs import Costs
 
@@ -233,6 +123,179 @@ class ScheduleAsk(JsonRecord):
             restart_s=0.0 if self.restart_cost is None else parse_seconds(self.restart_cost, what="--restart-cost"),
             interval_s=0.0 if every is None else parse_seconds(every, what="--checkpoint-interval", zero=False),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleAsk(JsonRecord):
+    """A log of jobs, the cluster that they share, and how it schedules them."""
+
+    jobs: Annotated[str | LiveJobs, Option("Table of jobs, or a published log.")]
+    _: KW_ONLY
+    nodes: Annotated[
+        int | str | LiveNodes | None,
+        Option("Number of nodes, or nodes x GPUs per node: 5x8, 2x8:V100+16x4:T4.", "N|NxGPUS[:TYPE]+…"),
+    ] = None
+    gpus_per_node: Annotated[int | None, Option("GPUs of each node; needed if --nodes is a number.", "N")] = None
+    cluster_file: Annotated[
+        str | None, Option("Node list (.csv) instead of --nodes: node,gpu_type,gpus[,rack,switch,vc].", "FILE")
+    ] = None
+    gpu_type: Annotated[str, Option("GPU type of nodes without one of their own.", "NAME")] = ""
+    hardware: Annotated[
+        str | Mapping[str, str] | None,
+        Option(
+            "Device or node type of the catalog that each GPU type means; forecasts of jobs use it.",
+            "TYPE=NAME,…",
+            whole=True,
+        ),
+    ] = None
+    allow_code: Annotated[bool, ALLOW_CODE] = False
+    nodes_per_rack: Annotated[
+        int | None, Option("Group the nodes into racks of N; each rack has its own switch.", "N")
+    ] = None
+    uplink: Annotated[
+        str | float | None,
+        Option(
+            "Rate of the links from each rack's switch to the others, such as 200Gbit, in each direction. Forecast "
+            "jobs that span racks get no more, and with --share they divide it among them.",
+            "RATE",
+        ),
+    ] = None
+    quota: Annotated[
+        tuple[str, ...] | Mapping[str, float],
+        Option("Maximum number of GPUs that a virtual cluster may hold at once.", "VC=N,…"),
+    ] = ()
+    policy: Annotated[
+        str | Policy | None,
+        Option("Which job runs next: a policy, or your own as package.module:Class. Default: fifo.", "NAME"),
+    ] = None
+    placement: Annotated[
+        str | Placement, Option("Which GPUs a job gets: a placement, or your own as package.module:Class.", "NAME")
+    ] = "pooled"
+    share: Annotated[
+        str | None,
+        Option(
+            "Let jobs that meet on a node, or at an --uplink, slow one another down; nodes are exclusive, shared "
+            "blind, or shared by complementary jobs. Several are compared.",
+            "KIND,…",
+        ),
+    ] = None
+    compare: Annotated[str | None, Option("Compare these policies; `all` compares every policy.", "NAME,…")] = None
+    estimates: Annotated[
+        str,
+        Option(
+            "Durations that the scheduler expects: exact, predicted, noisy:0.3 or user. Several are compared.",
+            "KIND,…",
+        ),
+    ] = "exact"
+    format: Annotated[
+        str | None,
+        Option("Format of JOBS: native, philly, helios, pai, openb or swf. Detected from the file if omitted.", "NAME"),
+    ] = None
+    drop_invalid: Annotated[bool, Option("Leave out jobs that cannot be read, instead of refusing the log.")] = False
+    oversize: Annotated[
+        str,
+        Option(
+            "Jobs larger than the cluster: refuse the log, drop them, or clip them to its size.", "KIND", read=_oversize
+        ),
+    ] = "refuse"
+    any_gpu: Annotated[bool, Option("Ignore the GPU types that jobs ask for.")] = False
+    load: Annotated[
+        str | float, Option("Submit jobs X times as fast as in the log. Several loads are compared.", "X,…")
+    ] = "1"
+    failures: Annotated[
+        FailureSettings | Failures | None, python_only("What fails and how long repairs take. Default: nothing fails.")
+    ] = None
+    costs: Annotated[
+        CostSettings | Costs | None, python_only("What checkpoints, restores and restarts cost. Default: nothing.")
+    ] = None
+    seed: Annotated[
+        Seed,
+        Option("Seed of the random numbers. Noise, failures and random placements depend on it.", "N"),
+    ] = 0
+    seeds: Annotated[Count, Option("Run N seeds, counted from --seed, and show means over them.", "N")] = 1
+
+    def every_seed(self) -> range:
+        """Return the seeds of all runs."""
+        if not 1 <= self.seeds <= _MOST_SEEDS:
+            raise RequestError(f"--seeds {self.seeds}: expected a number of runs from 1 to {_MOST_SEEDS}")
+        return range(self.seed, self.seed + self.seeds)
+
+    def policies(self) -> list[str | Policy]:
+        """Return the policies to run, each once: that of ``--policy`` first, then those of ``--compare``."""
+        if self.compare is None:
+            return ["fifo" if self.policy is None else self.policy]
+        from traincast.scheduling.policies import POLICIES
+
+        names = list(POLICIES) if self.compare.strip() == "all" else [name.strip() for name in self.compare.split(",")]
+        if not all(names):
+            raise RequestError(f"--compare {self.compare!r}: expected names of policies, such as fifo,sjf,easy, or all")
+        return list(dict.fromkeys(names if self.policy is None else [self.policy, *names]))
+
+    def loads(self) -> list[float]:
+        """Return the loads to compare."""
+        if not isinstance(self.load, str):
+            return [self.load]
+        return [_number(text, "--load") for text in _listed(self.load, "--load")]
+
+    def beliefs(self) -> list[str]:
+        """Return the kinds of estimates to compare."""
+        return _listed(self.estimates, "--estimates")
+
+    def hardware_by_type(self) -> dict[str, str] | None:
+        """Return the catalog name of each GPU type; refuse a name that the catalog lacks, even if no job needs it."""
+        if self.hardware is None:
+            return None
+        from traincast.scheduling.sharing.step_times import node_of
+
+        stated = self.hardware
+        found = _pairs([stated], "--hardware", "TYPE=NAME") if isinstance(stated, str) else dict(stated)
+        for name in found.values():
+            node_of(name, 1)
+        return found
+
+    def shares(self) -> dict[str, str | Placement]:
+        """Return the kinds of sharing of ``--share`` with their placements; none if the option is absent."""
+        if self.share is None:
+            return {}
+        from traincast.scheduling.sharing.contention import placement_of
+
+        names = _listed(self.share, "--share")
+        if len(names) > 1 and len(self.policies()) > 1:
+            raise RequestError("--share and --compare both list several: compare policies, or ways to share nodes")
+        return {name: placement_of(name, self.placement) for name in names}
+
+    def nodes_or_file(self) -> int | str | LiveNodes:
+        """Return what describes the cluster: ``--nodes``, or the file of ``--cluster-file``."""
+        if (self.nodes is None) == (self.cluster_file is None):
+            raise RequestError(
+                "describe the cluster in exactly one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file "
+                "FILE"
+            )
+        if self.nodes is not None:
+            return self.nodes
+        return Path(str(self.cluster_file))
+
+    def quotas(self) -> dict[str, float]:
+        """Return the most GPUs of each virtual cluster that has a quota."""
+        if isinstance(self.quota, Mapping):
+            return dict(self.quota)
+        found = _pairs(self.quota, "--quota", "VC=N")
+        return {name: _number(value, f"--quota {name}") for name, value in found.items()}
+
+    def uplink_rate(self) -> float:
+        """Return the rate of each rack's uplink in bytes/s; 0: uplinks limit nobody."""
+        if isinstance(self.uplink, str):
+            return parse_rate(self.uplink, what="--uplink")
+        return self.uplink or 0.0
+
+    def all_failures(self) -> Failures | None:
+        """Return what fails in a run, or ``None`` if nothing does."""
+        return self.failures.read() if isinstance(self.failures, FailureSettings) else self.failures
+
+    def all_costs(self) -> Costs:
+        """Return the costs of checkpoints and restarts; a cost that is not stated is 0."""
+        stated = CostSettings() if self.costs is None else self.costs
+        return stated.read() if isinstance(stated, CostSettings) else stated
 
 
 def _listed(text: str, option: str) -> list[str]:

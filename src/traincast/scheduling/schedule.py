@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from traincast.ask import verb
 from traincast.brief import Brief, BriefTable
 from traincast.errors import RequestError, SimulationError, TraincastError
 from traincast.scheduling.ask import ScheduleAsk
@@ -218,77 +219,15 @@ class Schedule(Brief):
         write_page([self], Path(path))
 
 
-def schedule(
-    jobs: str | Path | JobLog | Sequence[Job] | ScheduleAsk,
-    *,
-    nodes: int | str | Path | SharedCluster | None = None,
-    gpus_per_node: int | None = None,
-    policy: str | Policy = "fifo",
-    placement: str | Placement = "pooled",
-    estimates: str = "exact",
-    gpu_type: str = "",
-    nodes_per_rack: int = 0,
-    uplink: float = 0.0,
-    quotas: Mapping[str, float] | None = None,
-    costs: Costs | None = None,
-    failures: Failures | None = None,
-    load: float = 1.0,
-    seed: int = 0,
-    format: str | None = None,  # noqa: A002
-    drop_invalid: bool = False,
-    oversize: Oversize = "refuse",
-    any_gpu: bool = False,
-    hardware: Mapping[str, str] | None = None,
-    allow_code: bool = False,
-    share: str | None = None,
-) -> Schedule:
-    """Simulate a job log on a cluster and measure the outcome. Equal arguments give equal results.
+@verb(ScheduleAsk)
+def schedule(ask: ScheduleAsk) -> Schedule:
+    """Simulate a job log on a cluster and measure the outcome. Equal asks give equal results.
 
-    ``jobs`` is a file, a log or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
-    ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` says which durations the scheduler
-    believes. ``load`` divides the times between submissions: with 2, jobs come twice as fast. If jobs are forecast,
-    ``hardware`` maps GPU types to names of the catalog (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
-    models and schedules that are Python code (``package.module:factory``). With ``share``, jobs that meet on a node
-    slow one another down, and nodes are ``exclusive``, shared ``blind`` or by ``complementary`` jobs; jobs that span
-    racks share the ``uplink`` of each, in bytes/s (0: uplinks limit nobody).
-
-    ``schedule(ask)`` answers what the command line is asked, a ``ScheduleAsk`` of one run, and needs nothing else.
+    In Python, ``jobs`` may also be a log or a list of jobs, ``nodes`` a cluster or the path of a node list, ``policy``
+    and ``placement`` objects, ``quota`` and ``hardware`` dictionaries, ``load`` a number, ``uplink`` bytes/s, and
+    ``costs`` and ``failures`` what they are made of. An ask that compares several policies, estimates, loads, seeds or
+    ways to share nodes is refused: ``traincast schedule`` answers it.
     """
-    if isinstance(jobs, ScheduleAsk):
-        return _answer(jobs)
-    if nodes is None:
-        raise RequestError("nodes is missing: give a number of nodes, such as 5 with gpus_per_node=8, or 5x8")
-    cluster, notes = load_shared_cluster(
-        nodes,
-        gpus_per_node=gpus_per_node,
-        gpu_type=gpu_type,
-        nodes_per_rack=nodes_per_rack,
-        uplink=uplink,
-        quotas=quotas,
-    )
-    log = read_log(jobs, format=format, drop_invalid=drop_invalid)
-    queue = prepare(
-        log,
-        cluster,
-        estimates=estimates,
-        costs=costs,
-        failures=failures,
-        load=load,
-        oversize=oversize,
-        any_gpu=any_gpu,
-        hardware=hardware,
-        allow_code=allow_code,
-        notes=notes,
-    )
-    if share is not None:
-        from traincast.scheduling.sharing.contention import placement_of
-
-        queue, placement = queue.sharing(), placement_of(share, placement)
-    return queue.run(policy, placement=placement, seed=seed)
-
-
-def _answer(ask: ScheduleAsk) -> Schedule:
-    """Run the one schedule that ``ask`` describes."""
     policies, shares = ask.policies(), ask.shares()
     several = {"policies": policies, "shares": shares, "estimates": ask.beliefs(), "loads": ask.loads()}
     for name, found in {**several, "seeds": ask.every_seed()}.items():
@@ -304,14 +243,15 @@ def check_names(ask: ScheduleAsk) -> None:
     """Refuse an unknown policy or placement before anything runs."""
     policies = ask.policies()
     with blaming(*policies, ask.placement, failures=False):
-        for name in policies:
-            load_policy(name)
-        load_placement(ask.placement)
+        for policy in policies:
+            if isinstance(policy, str):
+                load_policy(policy)
+        if isinstance(ask.placement, str):
+            load_placement(ask.placement)
 
 
 def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = None) -> Queue:
     """Return the queue that ``ask`` describes, with the first of its estimates and loads."""
-    costs, failures = ask.costs(), ask.failures()
     cluster, notes = load_shared_cluster(
         ask.nodes_or_file(),
         gpus_per_node=ask.gpus_per_node,
@@ -324,8 +264,8 @@ def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = 
         read_log(ask.jobs, format=ask.format, drop_invalid=ask.drop_invalid),
         cluster,
         estimates=ask.beliefs()[0],
-        costs=costs,
-        failures=failures,
+        costs=ask.all_costs(),
+        failures=ask.all_failures(),
         load=ask.loads()[0],
         oversize=ask.oversize,  # type: ignore[arg-type]  # its reader has checked it
         any_gpu=ask.any_gpu,

@@ -59,8 +59,9 @@ def schedule(ask: ScheduleAsk, shown: ScheduleShown) -> None:
     """
     from traincast.scheduling.schedule import check_names, prepared
 
-    _check_outputs(ask.jobs, shown)
-    policies, shares, seeds = ask.policies(), ask.shares(), ask.every_seed()
+    _check_outputs(str(ask.jobs), shown)
+    policies, seeds = [str(name) for name in ask.policies()], ask.every_seed()
+    shares = {name: str(rule) for name, rule in ask.shares().items()}
     check_names(ask)
     kinds, loads = ask.beliefs(), ask.loads()
     runner = shown.runner()
@@ -68,7 +69,7 @@ def schedule(ask: ScheduleAsk, shown: ScheduleShown) -> None:
         queue = prepared(ask, progress=progress)
         queues = [queue, *(queue.believing(name, progress=progress) for name in kinds[1:])]
     _show_notes(queue.notes, quiet=shown.as_json)
-    placement = next(iter(shares.values()), ask.placement)
+    placement = next(iter(shares.values()), str(ask.placement))
     is_study = runner is not None or len(seeds) > 1 or len(kinds) > 1 or len(loads) > 1
     rows = _study(queues, policies, placement, loads=loads, seeds=seeds, engine=runner) if is_study else []
     # in a study, only the runs that files and virtual clusters need are repeated here
