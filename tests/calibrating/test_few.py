@@ -157,3 +157,14 @@ def test_the_benchmark_shows_what_own_runs_gain(make_runs: MakeRuns) -> None:
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[0] < 0.8 and ratios[-1] < 0.3
     assert (role("llm-foundry"), role("internevo"), role("nobody")) == ("guide", "judge", "judge")
+
+
+@pytest.mark.parametrize("error", [-0.4, 0.1, 0.5, 2.0])
+def test_one_run_moves_no_forecast_by_more_than_its_share(plain_runs: list[MeasuredRun], error: float) -> None:
+    shared = CLUSTER**2 + MODEL**2 + NEAR**2
+    most = min(abs(error), 0.5) * shared / (shared + NOISE**2)
+    for seen in plain_runs[:5]:
+        found = offsets([timed(seen, error)])
+        moved = [math.copysign(1.0, error) * found.at(run) for run in plain_runs]
+        assert all(0.0 <= each <= most + 1e-9 for each in moved)
+        assert max(moved) == pytest.approx(most, rel=1e-6)
