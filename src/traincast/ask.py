@@ -570,7 +570,9 @@ _MEANT: Final = {
     "Workers": "int",
     "File": "str | os.PathLike[str]",
     "Files": "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
+    "LiveJobs": "Path | JobLog | Sequence[Job]",
     "LiveModel": "OperatorGraph | torch.nn.Module | Traceable",
+    "LiveNodes": "Path | SharedCluster",
     "Progress": "Callable[[int, int], None]",
 }
 """Names that stand for types in this module, and what a reader of a signature knows them as."""

@@ -39,6 +39,9 @@ def test_a_schedule_takes_what_the_command_line_is_asked() -> None:
     assert schedule(ask).to_dict() == alike.to_dict()
     with pytest.raises(RequestError, match=r"the ask compares 2 policies: schedule\(\) runs one"):
         schedule(ScheduleAsk(str(JOBS), nodes="2x8", compare="fifo,easy"))
+    assert ScheduleAsk.from_dict(ask.to_dict()) == ask
+    with pytest.raises(RequestError, match="failures"):
+        ScheduleAsk.from_dict({"jobs": str(JOBS), "nodes": "2x8", "failures": "often"})
     with pytest.raises(RequestError, match="describe the cluster in exactly one way"):
         schedule(JOBS)
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     LiveJobs: TypeAlias = Path | JobLog | Sequence[Job]
     LiveNodes: TypeAlias = Path | SharedCluster
-else:  # in JSON there are words alone
-    Costs = Failures = LiveJobs = LiveNodes = Placement = Policy = str
+else:  # in JSON there are words and tables alone
+    LiveJobs = LiveNodes = Placement = Policy = str
+    Costs = Failures = None
 
 _MOST_SEEDS: Final = 1000
 _OVERSIZE: Final = ("refuse", "drop", "clip")

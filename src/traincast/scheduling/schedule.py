@@ -223,10 +223,11 @@ class Schedule(Brief):
 def schedule(ask: ScheduleAsk) -> Schedule:
     """Simulate a job log on a cluster and measure the outcome. Equal asks give equal results.
 
-    In Python, ``jobs`` may also be a log or a list of jobs, ``nodes`` a cluster or the path of a node list, ``policy``
-    and ``placement`` objects, ``quota`` and ``hardware`` dictionaries, ``load`` a number, ``uplink`` bytes/s, and
-    ``costs`` and ``failures`` what they are made of. An ask that compares several policies, estimates, loads, seeds or
-    ways to share nodes is refused: ``traincast schedule`` answers it.
+    Besides words, arguments take objects of Python: ``jobs`` a ``JobLog`` or a list of ``Job``, ``nodes`` a
+    ``SharedCluster`` or the path of a node list, ``policy`` a ``Policy``, ``placement`` a ``Placement``, ``quota`` and
+    ``hardware`` dictionaries, ``load`` a number, ``uplink`` bytes/s, ``costs`` a ``Costs``, ``failures`` a
+    ``Failures``. An ask that compares several policies, estimates, loads, seeds or ways to share nodes is refused:
+    ``traincast schedule`` answers it.
     """
     policies, shares = ask.policies(), ask.shares()
     several = {"policies": policies, "shares": shares, "estimates": ask.beliefs(), "loads": ask.loads()}
@@ -252,6 +253,7 @@ def check_names(ask: ScheduleAsk) -> None:
 
 def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = None) -> Queue:
     """Return the queue that ``ask`` describes, with the first of its estimates and loads."""
+    costs, failures = ask.all_costs(), ask.all_failures()  # before a long log is read
     cluster, notes = load_shared_cluster(
         ask.nodes_or_file(),
         gpus_per_node=ask.gpus_per_node,
@@ -264,8 +266,8 @@ def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = 
         read_log(ask.jobs, format=ask.format, drop_invalid=ask.drop_invalid),
         cluster,
         estimates=ask.beliefs()[0],
-        costs=ask.all_costs(),
-        failures=ask.all_failures(),
+        costs=costs,
+        failures=failures,
         load=ask.loads()[0],
         oversize=ask.oversize,  # type: ignore[arg-type]  # its reader has checked it
         any_gpu=ask.any_gpu,
