@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any, Final
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
 from traincast.ask import verb
 from traincast.brief import Brief, BriefTable
-from traincast.errors import RequestError, SimulationError, TraincastError
+from traincast.errors import RequestError, SimulationError, TraincastError, UnknownNameError, expect
 from traincast.scheduling.ask import ScheduleAsk
 from traincast.scheduling.check import Oversize, check_fit
 from traincast.scheduling.estimates.beliefs import Beliefs, load_beliefs
@@ -254,6 +255,10 @@ def check_names(ask: ScheduleAsk) -> None:
 def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = None) -> Queue:
     """Return the queue that ``ask`` describes, with the first of its estimates and loads."""
     costs, failures = ask.all_costs(), ask.all_failures()  # before a long log is read
+    expect("costs", costs, Costs, "a Costs or a CostSettings")
+    expect("failures", failures, (Failures, NoneType), "a Failures or a FailureSettings")
+    if ask.oversize not in get_args(Oversize):
+        raise UnknownNameError("value of oversize", ask.oversize, get_args(Oversize))
     cluster, notes = load_shared_cluster(
         ask.nodes_or_file(),
         gpus_per_node=ask.gpus_per_node,
@@ -269,7 +274,7 @@ def prepared(ask: ScheduleAsk, *, progress: Callable[[int, int], None] | None = 
         costs=costs,
         failures=failures,
         load=ask.loads()[0],
-        oversize=ask.oversize,  # type: ignore[arg-type]  # its reader has checked it
+        oversize=ask.oversize,  # type: ignore[arg-type]  # checked above
         any_gpu=ask.any_gpu,
         hardware=ask.hardware_by_type(),
         allow_code=ask.allow_code,
